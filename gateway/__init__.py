@@ -1,0 +1,1 @@
+"""Speaks HTTP: turns every dialect into one neutral request for a worker. Stateless; no MLX, no tokenizer."""

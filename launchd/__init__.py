@@ -1,0 +1,1 @@
+"""Property-list templates for running omlxd as a background service."""
