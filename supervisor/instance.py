@@ -1,0 +1,54 @@
+"""One server per home: a lock held for life, taken before any socket is bound, because a second bind would steal the first's."""
+
+import fcntl
+import os
+from pathlib import Path
+
+
+class AlreadyRunning(Exception):
+    """Another server holds this run directory."""
+
+    def __init__(self, pid: int | None) -> None:
+        super().__init__(f"omlxd is already running (pid {pid or 'unknown'}); stop it with: omlxctl stop")
+        self.pid = pid
+
+
+class InstanceLock:
+    """An exclusive flock with the holder's pid inside. The kernel lets go of it when the process ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `AlreadyRunning`."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _pid_in(self._fd)
+            os.close(self._fd)
+            raise AlreadyRunning(pid) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def running_pid(path: Path) -> int | None:
+    """The pid of the server that holds the lock, or None when no server runs."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _pid_in(fd)
+    else:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _pid_in(fd: int) -> int | None:
+    text = os.pread(fd, 32, 0).strip()
+    return int(text) if text.isdigit() else None
