@@ -1,4 +1,4 @@
-"""One server per home: a lock held for life, taken before any socket is bound, because a second bind would steal the first's."""
+"""One server per home: a lock held for life, taken before any socket is bound: a second bind would steal the first's."""
 
 import fcntl
 import os

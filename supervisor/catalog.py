@@ -1,0 +1,95 @@
+"""Which models there are: looks through the model directories, names what it finds, says why it passed over the rest.
+
+Finds three layouts: `DIR/name`, `DIR/org/name`, and the hub cache's `DIR/models--org--name/snapshots/REV`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.model_files import ModelFiles, NotAModel, read_model
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    id: str
+    path: Path
+    files: ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    models: tuple[CatalogEntry, ...]
+    skipped: tuple[Skipped, ...]
+
+    def get(self, model: str) -> CatalogEntry | None:
+        return next((entry for entry in self.models if entry.id == model), None)
+
+
+def scan(directories: Sequence[Path]) -> Catalog:
+    """Everything below `directories`; the first of two models with one name wins. Never raises for what it finds there."""
+    models: dict[str, CatalogEntry] = {}
+    skipped: list[Skipped] = []
+    for directory in directories:
+        for name, path in _candidates(directory, skipped):
+            try:
+                entry = CatalogEntry(name, path, read_model(path))
+            except (NotAModel, OSError) as e:
+                skipped.append(Skipped(path, str(e)))
+                continue
+            if name in models:
+                skipped.append(Skipped(path, f"another model is already named {name}: {models[name].path}"))
+            else:
+                models[name] = entry
+    return Catalog(tuple(models[name] for name in sorted(models)), tuple(skipped))
+
+
+def _candidates(directory: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]:
+    if (directory / "config.json").is_file():
+        yield directory.name, directory
+        return
+    for child in _children(directory, skipped):
+        if child.suffix == ".gguf":
+            skipped.append(Skipped(child, f"a GGUF file has to be converted: omlxctl models import {child}"))
+        elif not child.is_dir():
+            continue
+        elif child.name.startswith("models--"):
+            yield from _hub_snapshot(child, skipped)
+        elif (child / "config.json").is_file():
+            yield child.name, child
+        elif inner := [c for c in _children(child, skipped) if (c / "config.json").is_file()]:
+            yield from ((f"{child.name}/{c.name}", c) for c in inner)
+        else:
+            skipped.append(Skipped(child, "it has no config.json, nor have the directories in it"))
+
+
+def _hub_snapshot(repo: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]:
+    name = repo.name.removeprefix("models--").replace("--", "/", 1)
+    snapshots = _children(repo / "snapshots", skipped) if (repo / "snapshots").is_dir() else []
+    try:
+        main = (repo / "refs" / "main").read_text().strip()
+    except OSError:
+        main = ""
+    chosen = next((s for s in snapshots if s.name == main), None) or max(
+        snapshots, key=lambda s: s.stat().st_mtime, default=None
+    )
+    if chosen is None:
+        skipped.append(Skipped(repo, "its download has no snapshot"))
+    else:
+        yield name, chosen
+
+
+def _children(directory: Path, skipped: list[Skipped]) -> list[Path]:
+    try:
+        return sorted(child for child in directory.iterdir() if not child.name.startswith("."))
+    except FileNotFoundError:
+        skipped.append(Skipped(directory, "there is no such directory"))
+    except OSError as e:
+        skipped.append(Skipped(directory, f"it cannot be read: {e.strerror}"))
+    return []

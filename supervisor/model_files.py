@@ -1,0 +1,170 @@
+"""Reads what a model directory says of itself: config, weights' headers, sampling defaults. Opens no tensor, needs no MLX."""
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+MAX_HEADER_BYTES = 100 * 2**20
+"""The limit of the safetensors format itself."""
+DEFAULT_CONTEXT_TOKENS = 4096
+"""For the few models whose config names no limit."""
+
+_DTYPE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+
+
+class NotAModel(Exception):
+    """The directory is something else; the message says what is missing."""
+
+
+class Damaged(Exception):
+    """It is a model, but it cannot be served as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Facts read from the files of one model directory."""
+
+    model_type: str
+    context: int
+    weights_bytes: int
+    kv_bytes_per_token: int
+    created: float
+    generation: Mapping[str, object] = field(default_factory=dict[str, object])
+    """generation_config.json's sampling defaults under the names of `protocol.Sampling`, and max_tokens."""
+    problem: str | None = None
+
+
+def read_model(directory: Path) -> ModelFiles:
+    """The facts of `directory`; damage is reported in `problem`.
+
+    Raises:
+        NotAModel: no config.json of a text generation model, or no weights.
+    """
+    config = _config(directory)
+    shards = sorted(directory.glob("*.safetensors"))
+    if not shards:
+        raise NotAModel("it has a config.json but no .safetensors weights")
+    text = cast("dict[str, object]", config.get("text_config") if isinstance(config.get("text_config"), dict) else config)
+    problem: str | None = None
+    weights_bytes, dtype_bytes = 0, 2
+    try:
+        weights_bytes, dtype_bytes = _weights(directory, shards)
+        _tokenizer(directory)
+    except Damaged as e:
+        problem = str(e)
+    return ModelFiles(
+        model_type=str(config.get("model_type", "")),
+        context=_first_int(text, config, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+        or DEFAULT_CONTEXT_TOKENS,
+        weights_bytes=weights_bytes,
+        kv_bytes_per_token=_kv_bytes_per_token(text, dtype_bytes),
+        created=directory.stat().st_mtime,
+        generation=_generation(directory),
+        problem=problem,
+    )
+
+
+def _config(directory: Path) -> dict[str, object]:
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except FileNotFoundError:
+        raise NotAModel("it has no config.json") from None
+    except (OSError, ValueError) as e:
+        raise NotAModel(f"its config.json cannot be read: {e}") from e
+    if not isinstance(config, dict) or not isinstance(cast("dict[str, object]", config).get("model_type"), str):
+        raise NotAModel("its config.json names no model_type")
+    config = cast("dict[str, object]", config)
+    architectures = cast("list[object]", config.get("architectures") or [])
+    if architectures and not any("ForCausalLM" in str(a) or "ForConditionalGeneration" in str(a) for a in architectures):
+        raise NotAModel(f"{architectures[0]} is not a text generation model")
+    return config
+
+
+def _weights(directory: Path, shards: list[Path]) -> tuple[int, int]:
+    """Bytes of all tensors, and the element size of the most common kind by bytes among floats."""
+    by_dtype: dict[str, int] = {}
+    for shard in shards:
+        for dtype, n in _shard(shard).items():
+            by_dtype[dtype] = by_dtype.get(dtype, 0) + n
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            named = {str(v) for v in cast("dict[str, object]", json.loads(index.read_bytes())["weight_map"]).values()}
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise Damaged(f"{index.name} cannot be read: {e}") from e
+        if missing := sorted(named - {s.name for s in shards}):
+            raise Damaged(f"{len(missing)} of its weight files are missing: {', '.join(missing[:3])}")
+    floats = {d: n for d, n in by_dtype.items() if d in ("F32", "F16", "BF16")}
+    element = _DTYPE_BYTES[max(floats, key=lambda d: floats[d])] if floats else 2
+    return sum(by_dtype.values()), element
+
+
+def _shard(path: Path) -> dict[str, int]:
+    """Bytes per dtype of one safetensors file; raises `Damaged` when it is shorter than its header says."""
+    try:
+        with path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            (header_bytes,) = struct.unpack("<Q", file.read(8))
+            if header_bytes > MAX_HEADER_BYTES or 8 + header_bytes > size_bytes:
+                raise Damaged(f"{path.name} is cut short or no safetensors file")
+            header = cast("dict[str, dict[str, object]]", json.loads(file.read(header_bytes)))
+    except (OSError, struct.error, ValueError) as e:
+        raise Damaged(f"{path.name} cannot be read: {e}") from e
+    found: dict[str, int] = {}
+    end = 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            start, stop = cast("list[int]", tensor["data_offsets"])
+            end = max(end, stop)
+            dtype = str(tensor["dtype"])
+            found[dtype] = found.get(dtype, 0) + stop - start
+    if size_bytes < 8 + header_bytes + end:
+        raise Damaged(f"{path.name} is cut short: {size_bytes} bytes, its header says {8 + header_bytes + end}")
+    return found
+
+
+def _tokenizer(directory: Path) -> None:
+    if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise Damaged("it has no tokenizer (tokenizer.json, tokenizer.model or vocab.json)")
+
+
+def _kv_bytes_per_token(text: Mapping[str, object], element_bytes: int) -> int:
+    layers = _first_int(text, text, "num_hidden_layers", "n_layer", "n_layers")
+    heads = _first_int(text, text, "num_attention_heads", "n_head", "n_heads")
+    kv_heads = _first_int(text, text, "num_key_value_heads") or heads
+    hidden = _first_int(text, text, "hidden_size", "n_embd", "dim")
+    head_dim = _first_int(text, text, "head_dim") or (hidden // heads if heads else 0)
+    return layers * kv_heads * head_dim * 2 * element_bytes
+
+
+def _first_int(first: Mapping[str, object], second: Mapping[str, object], *keys: str) -> int:
+    for source in (first, second):
+        for key in keys:
+            value = source.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return 0
+
+
+def _generation(directory: Path) -> dict[str, object]:
+    try:
+        raw = json.loads((directory / "generation_config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(raw, dict):
+        return {}
+    raw = cast("dict[str, object]", raw)
+    names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "max_new_tokens": "max_tokens"}
+    names["repetition_penalty"] = "repetition_penalty"
+    found: dict[str, object] = {
+        ours: raw[theirs]
+        for theirs, ours in names.items()
+        if isinstance(raw.get(theirs), int | float) and not isinstance(raw[theirs], bool)
+    }
+    if raw.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
