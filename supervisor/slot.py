@@ -1,0 +1,322 @@
+"""The slot state machine: which models run, who may use them, what happens when a worker dies.
+
+`Machine.handle(event, now)` is the only way in and returns everything that is to be done. It reads no clock and touches
+nothing: supervisor/daemon.py turns the world into events, effects into the world, and sends a Tick when
+`next_deadline()` has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from supervisor import slot_loads, slot_worker
+from supervisor.pool import Waiter
+from supervisor.slot_board import Board
+from supervisor.slot_events import (
+    Abandon,
+    Acquire,
+    BudgetView,
+    Effect,
+    GatewayLost,
+    LoadRequested,
+    ModelCost,
+    ModelsChanged,
+    Policy,
+    Release,
+    ResetRequested,
+    Shutdown,
+    SlotEvent,
+    SlotState,
+    SlotView,
+    Tick,
+    Timers,
+    UnloadRequested,
+    WorkerBeat,
+    WorkerEvent,
+    WorkerExited,
+    WorkerFault,
+    WorkerHello,
+    WorkerProgress,
+)
+from supervisor.slot_poison import Verdict
+from supervisor.slot_record import Failure, LoadCall, Slot
+from supervisor.slot_timers import next_alarm
+
+QUEUE_RETRY_S = 2.0  # a place in a full queue comes free with the next finished request
+GONE = Failure("model_not_found", "the model is no longer in the catalog")
+STOPS = Failure("shutting_down", "the server is shutting down")
+
+
+class Machine:
+    def __init__(self, timers: Timers, policy: Policy) -> None:
+        self._board = Board(timers, policy)
+
+    @property
+    def stopped(self) -> bool:
+        return self._board.shutting_down and all(slot.worker is None for slot in self._board.slots.values())
+
+    def view(self) -> tuple[SlotView, ...]:
+        return tuple(self._board.view(slot) for slot in self._board.slots.values())
+
+    def budget(self) -> BudgetView:
+        return BudgetView(self._board.policy.budget_bytes, self._board.ledger.charged_bytes)
+
+    def next_deadline(self) -> float | None:
+        """The earliest moment at which time alone changes something; always later than the last event."""
+        return min(self._deadlines(), default=None)
+
+    def _deadlines(self) -> Iterator[float]:
+        board = self._board
+        for slot in board.slots.values():
+            alarm = next_alarm(slot, board.timers)
+            if alarm is not None:
+                yield alarm[0]
+        overdue = board.line.next_deadline()
+        if overdue is not None:
+            yield overdue
+        yield from (at for at in slot_loads.alarms(board) if at > board.now)
+
+    def handle(self, event: SlotEvent, now: float) -> list[Effect]:
+        board = self._board
+        board.now = now
+        board.effects = []
+        self._take(event)
+        self._ring_alarms()
+        slot_loads.advance(board)
+        return board.effects
+
+    def _take(self, event: SlotEvent) -> None:
+        match event:
+            case Acquire():
+                self._acquire(event)
+            case Abandon():
+                self._abandon(event.rid)
+            case Release():
+                self._board.release(event.lease, event.ok)
+            case GatewayLost():
+                self._gateway_lost(event.gateway)
+            case ModelsChanged():
+                self._models_changed(event.models)
+            case LoadRequested():
+                self._load(event)
+            case UnloadRequested():
+                self._unload(event)
+            case ResetRequested():
+                self._reset(event)
+            case Tick():
+                pass
+            case Shutdown():
+                self._shut_down()
+            case _:
+                self._worker_event(event)
+
+    def _worker_event(self, event: WorkerEvent) -> None:
+        """What another incarnation says, or said before it was replaced, is ignored."""
+        board = self._board
+        slot = board.slots.get(event.model)
+        if slot is None or slot.worker is None or slot.worker.gen != event.gen:
+            return
+        worker = slot.worker
+        match event:
+            case WorkerHello():
+                slot_worker.hello(board, slot, worker)
+            case WorkerProgress():
+                slot_worker.progress(board, slot, worker, event)
+            case WorkerBeat():
+                slot_worker.beat(board, slot, worker, event)
+            case WorkerFault():
+                slot_worker.fault(board, slot, worker, event)
+            case WorkerExited():
+                slot_worker.exited(board, slot, worker, event)
+            case _:
+                slot_worker.ready(board, slot, worker, event)
+
+    def _ring_alarms(self) -> None:
+        board = self._board
+        for waiter in board.line.overdue(board.now):
+            board.reject(waiter, "deadline", f"no worker for {waiter.model} before the request's deadline")
+        for slot in tuple(board.slots.values()):
+            while (alarm := next_alarm(slot, board.timers)) is not None and alarm[0] <= board.now:
+                slot_worker.ring(board, slot, alarm[1])
+
+    # Requests
+
+    def _acquire(self, event: Acquire) -> None:
+        board = self._board
+        if event.rid in board.line or board.lease_of(event.rid) is not None:
+            return  # sent twice: the first is answered, or will be
+        slot = board.slots.get(event.model)
+        waiter = Waiter(
+            event.rid,
+            event.gateway,
+            event.model,
+            event.deadline_at,
+            event.request_hash,
+            board.next_seq(),
+            board.now,
+        )
+        if board.shutting_down:
+            board.reject(waiter, STOPS.code, STOPS.message)
+        elif slot is None or slot.removed:
+            board.reject(waiter, "model_not_found", f"there is no model {event.model}")
+        elif not self._refused(slot, waiter):
+            board.line.add(waiter)
+            if not self._want(slot) and waiter.rid in board.line:
+                board.tell_newest(slot)
+
+    def _refused(self, slot: Slot, waiter: Waiter) -> bool:
+        """Rejects what need not wait to be rejected."""
+        board = self._board
+        if waiter.deadline_at is not None and waiter.deadline_at <= board.now:
+            board.reject(waiter, "deadline", "the request's deadline has passed")
+        elif board.suspects.verdict(slot.model, waiter.request_hash, board.now) is Verdict.POISON:
+            board.reject(waiter, "poison", slot_loads.POISON_MESSAGE)
+        elif (failure := self._failure(slot)) is not None:
+            board.reject(waiter, failure.code, failure.message, slot_worker.retry_after_s(board, slot))
+        elif slot.worker is None and (refused := slot_loads.too_large(board, slot)) is not None:
+            board.reject(waiter, "model_too_large", refused)
+        elif self._taken(slot) >= slot_loads.capacity(board, slot):
+            board.reject(waiter, "queue_full", f"{slot.model} has {self._taken(slot)} requests already", QUEUE_RETRY_S)
+        else:
+            return False
+        return True
+
+    def _taken(self, slot: Slot) -> int:
+        return self._board.line.length(slot.model) + (len(slot.worker.leases) if slot.worker else 0)
+
+    def _failure(self, slot: Slot) -> Failure | None:
+        """Why a failed model is not tried, until its next probe is due."""
+        due = slot.probe_at is not None and slot.probe_at <= self._board.now
+        return slot.failed if slot.state is SlotState.FAILED and not due else None
+
+    def _want(self, slot: Slot) -> bool:
+        """Somebody new waits for this model; true if that is what queued it."""
+        board = self._board
+        if slot.state is SlotState.READY and slot.worker is not None and not slot.stale:
+            slot_loads.grant_waiting(board, slot, slot.worker)
+        if slot.state in (SlotState.IDLE, SlotState.FAILED):
+            slot.probing = slot.probing or slot.state is SlotState.FAILED
+            board.enter(slot, SlotState.QUEUED, "wanted")
+            return True
+        return False
+
+    def _abandon(self, rid: str) -> None:
+        board = self._board
+        board.line.remove(rid)
+        lease = board.lease_of(rid)
+        if lease is not None:
+            board.release(lease, ok=False)
+
+    def _gateway_lost(self, gateway: str) -> None:
+        board = self._board
+        for waiter in board.line.of_gateway(gateway):
+            board.line.remove(waiter.rid)
+        for slot in board.slots.values():
+            for lease in tuple(slot.worker.leases.values()) if slot.worker else ():
+                if lease.gateway == gateway:
+                    board.release(lease.lease, ok=False)
+
+    # Calls
+
+    def _known(self, model: str, call: str | None) -> Slot | None:
+        board = self._board
+        slot = board.slots.get(model)
+        if board.shutting_down:
+            board.answer(call, False, STOPS.code, STOPS.message)
+        elif slot is None or slot.removed:
+            board.answer(call, False, "model_not_found", f"there is no model {model}")
+        else:
+            return slot
+        return None
+
+    def _load(self, event: LoadRequested) -> None:
+        board = self._board
+        slot = self._known(event.model, event.call)
+        if slot is None:
+            return
+        failure = self._failure(slot)
+        if failure is None and slot.worker is None and (refused := slot_loads.too_large(board, slot)) is not None:
+            failure = Failure("model_too_large", refused)
+        if failure is not None:
+            board.answer(event.call, False, failure.code, failure.message)
+            return
+        slot.pinned_by_call = slot.pinned_by_call or event.pin
+        slot.load_calls.append(LoadCall(event.call, board.next_seq(), board.now))
+        self._want(slot)
+
+    def _unload(self, event: UnloadRequested) -> None:
+        """Ends what runs or waits now; a request that comes during the unload waits for a new worker."""
+        board = self._board
+        slot = self._known(event.model, event.call)
+        if slot is None:
+            return
+        slot.pinned_by_call = False
+        board.end_demand(slot, "model_unloaded", f"{slot.model} was unloaded")
+        if event.call is not None:
+            slot.unload_calls.append(event.call)
+        worker = slot.worker
+        if worker is None:
+            board.answer_unloads(slot)
+            if slot.state in (SlotState.QUEUED, SlotState.BACKOFF):
+                slot.backoff_until = None
+                board.enter(slot, SlotState.IDLE, "unload")
+        elif slot.loading:
+            slot_worker.stop(board, slot, worker, "unload")
+        elif slot.state in (SlotState.READY, SlotState.DRAINING):
+            until = board.now if event.force else board.now + board.timers.unload_drain_s
+            slot_worker.drain(board, slot, worker, "unload", until)
+
+    def _reset(self, event: ResetRequested) -> None:
+        slot = self._known(event.model, event.call)
+        if slot is not None:
+            self._forgive(slot, "reset")
+            self._board.answer(event.call, True, "", f"{slot.model} is reset")
+
+    def _forgive(self, slot: Slot, reason: str) -> None:
+        board = self._board
+        slot.forget_crashes()
+        board.suspects.forget(slot.model)
+        if slot.state in (SlotState.BACKOFF, SlotState.FAILED):
+            board.enter(slot, SlotState.IDLE if board.demand(slot) is None else SlotState.QUEUED, reason)
+
+    # The catalog, and the end
+
+    def _models_changed(self, models: tuple[ModelCost, ...]) -> None:
+        board = self._board
+        listed = {cost.model: cost for cost in models}
+        for slot in tuple(board.slots.values()):
+            if slot.model not in listed:
+                self._remove(slot)
+        for cost in models:
+            slot = board.slots.get(cost.model)
+            if slot is None:
+                slot = board.slots[cost.model] = Slot(cost, gen=board.gens.get(cost.model, 0))
+                board.enter(slot, SlotState.IDLE, "listed")
+                continue
+            changed = slot.cost.load_key != cost.load_key
+            slot.cost, slot.removed = cost, False
+            if changed:
+                slot.measured_bytes = 0
+                self._forgive(slot, "load settings changed")
+
+    def _remove(self, slot: Slot) -> None:
+        board = self._board
+        board.end_demand(slot, GONE.code, GONE.message)
+        slot.removed = True
+        if slot.worker is None:
+            board.enter(slot, SlotState.IDLE, "removed")
+            del board.slots[slot.model]
+
+    def _shut_down(self) -> None:
+        board = self._board
+        board.shutting_down = True
+        for slot in board.slots.values():
+            board.end_demand(slot, STOPS.code, STOPS.message)
+            slot.backoff_until = None
+            worker = slot.worker
+            if worker is None:
+                if slot.state is not SlotState.IDLE:
+                    board.enter(slot, SlotState.IDLE, "shutdown")
+            elif slot.state is not SlotState.STOPPING:
+                board.lose_leases(slot, STOPS.code, STOPS.message)
+                slot_worker.stop(board, slot, worker, "shutdown")

@@ -1,0 +1,158 @@
+"""Which model is loaded next, what goes to make room for it, and who is granted a worker that is there.
+
+One load at a time over all models, in the order their oldest demand arrived. Idle models go first, least recently used
+first; busy ones only drain, only for a demand that has waited long enough, and no model goes right after its load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from supervisor import slot_worker
+from supervisor.budget import Shortfall, refusal
+from supervisor.pool import Victim, choose_victims
+from supervisor.slot_board import Board
+from supervisor.slot_events import SlotState
+from supervisor.slot_poison import Verdict
+from supervisor.slot_record import Slot, Worker
+
+POISON_MESSAGE = "this request ended its worker more than once, the last time with no other request on it"
+
+
+def advance(board: Board) -> None:
+    """Everything that has become possible: leave, grant, finish draining, load."""
+    for slot in tuple(board.slots.values()):
+        if slot.state is SlotState.QUEUED and board.demand(slot) is None:
+            board.enter(slot, SlotState.IDLE, "nobody waits any more")
+        if slot.worker is not None:
+            _settle(board, slot, slot.worker)
+    if not board.shutting_down:
+        _load_next(board)
+        _repay_overdraft(board)
+
+
+def _settle(board: Board, slot: Slot, worker: Worker) -> None:
+    leaving = "removed" if slot.removed else "stale" if slot.stale else ""
+    if leaving and slot.loading:
+        slot_worker.stop(board, slot, worker, leaving)
+    elif leaving and slot.state is SlotState.READY:
+        slot_worker.drain(board, slot, worker, leaving)
+    if slot.state is SlotState.READY:
+        board.answer_loads(slot)
+        grant_waiting(board, slot, worker)
+    if slot.state is SlotState.DRAINING and not worker.leases:
+        slot_worker.stop(board, slot, worker, worker.drain_reason)
+
+
+def grant_waiting(board: Board, slot: Slot, worker: Worker) -> None:
+    """In order of arrival, up to what the worker takes. A suspect holds back those behind it until it can run alone."""
+    for waiter in board.line.of_model(slot.model):
+        verdict = board.suspects.verdict(slot.model, waiter.request_hash, board.now)
+        if verdict is Verdict.POISON:
+            board.reject(waiter, "poison", POISON_MESSAGE)
+            continue
+        if worker.alone or len(worker.leases) >= capacity(board, slot):
+            return
+        if verdict is Verdict.ALONE and worker.leases:
+            return
+        board.grant(slot, waiter, alone=verdict is Verdict.ALONE)
+
+
+def capacity(board: Board, slot: Slot) -> int:
+    return slot.max_inflight + board.policy.max_queue
+
+
+def too_large(board: Board, slot: Slot) -> str | None:
+    """The refusal, if the model cannot fit beside the pinned ones even with everything else gone."""
+    pinned_bytes = sum(board.ledger.charge_bytes(other.model) for other in board.slots.values() if other.holds_pinned)
+    budget_bytes = board.policy.budget_bytes
+    if slot.need_bytes <= budget_bytes - pinned_bytes:
+        return None
+    return refusal(Shortfall(slot.model, slot.need_bytes, slot.cost.load_detail, budget_bytes, pinned_bytes))
+
+
+def alarms(board: Board) -> Iterator[float]:
+    """When waiting alone may change what can be loaded. Moments that have passed were acted upon."""
+    head = _head(board)
+    if head is not None:
+        yield head[1] + board.timers.fair_wait_s
+    if head is not None or board.ledger.free_bytes < 0:
+        for slot in board.slots.values():
+            if slot.state is SlotState.READY and not slot.pinned:
+                yield slot.resident_since() + board.timers.min_resident_s
+
+
+def _head(board: Board) -> tuple[Slot, float] | None:
+    """The queued model with the oldest demand, and since when it is wanted."""
+    queued: list[tuple[int, float, str]] = []
+    for slot in board.slots.values():
+        demand = board.demand(slot) if slot.state is SlotState.QUEUED else None
+        if demand is not None:
+            queued.append((*demand, slot.model))
+    if not queued:
+        return None
+    _, since, model = min(queued)
+    return board.slots[model], since
+
+
+def _load_next(board: Board) -> None:
+    if any(slot.loading for slot in board.slots.values()):
+        return
+    while (head := _head(board)) is not None:
+        slot, since = head
+        refused = too_large(board, slot)
+        if refused is None:
+            _load_or_make_room(board, slot, since)
+            return
+        board.end_demand(slot, "model_too_large", refused)
+        board.enter(slot, SlotState.IDLE, "too large")
+
+
+def _load_or_make_room(board: Board, slot: Slot, since: float) -> None:
+    missing_bytes = slot.need_bytes - board.ledger.free_bytes
+    if missing_bytes <= 0:
+        slot_worker.spawn(board, slot)
+        return
+    missing_bytes -= _charged_in(board, SlotState.STOPPING)
+    if missing_bytes <= 0 or _evict(board, choose_victims(missing_bytes, _victims(board, idle=True))):
+        return
+    if board.now - since < board.timers.fair_wait_s:
+        return
+    missing_bytes -= _charged_in(board, SlotState.DRAINING)
+    if missing_bytes > 0:
+        _evict(board, choose_victims(missing_bytes, [*_victims(board, idle=True), *_victims(board, idle=False)]))
+
+
+def _repay_overdraft(board: Board) -> None:
+    """A worker that measured above its charge may have put the sum over the budget: idle models pay for it."""
+    missing_bytes = -board.ledger.free_bytes - _charged_in(board, SlotState.STOPPING)
+    if missing_bytes > 0:
+        idle = _victims(board, idle=True)
+        _evict(board, choose_victims(missing_bytes, idle) or tuple(victim.model for victim in idle))
+
+
+def _charged_in(board: Board, state: SlotState) -> int:
+    return sum(board.ledger.charge_bytes(slot.model) for slot in board.slots.values() if slot.state is state)
+
+
+def _victims(board: Board, *, idle: bool) -> list[Victim]:
+    """Idle models least recently used first, or busy ones longest resident first."""
+    resident_by = board.now - board.timers.min_resident_s
+    slots = [
+        slot
+        for slot in board.slots.values()
+        if slot.state is SlotState.READY and slot.idle is idle and not slot.pinned and slot.resident_since() <= resident_by
+    ]
+    slots.sort(key=lambda slot: slot.last_used if idle else slot.resident_since())
+    return [Victim(slot.model, board.ledger.charge_bytes(slot.model)) for slot in slots]
+
+
+def _evict(board: Board, models: tuple[str, ...]) -> bool:
+    for model in models:
+        slot = board.slots[model]
+        assert slot.worker is not None
+        if slot.worker.leases:
+            slot_worker.drain(board, slot, slot.worker, "fair")
+        else:
+            slot_worker.stop(board, slot, slot.worker, "evicted")
+    return bool(models)

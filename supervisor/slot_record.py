@@ -1,0 +1,144 @@
+"""What the supervisor remembers of one model (Slot) and of its one live process (Worker).
+
+Data and questions about it. A slot has a worker exactly while a process lives; every change is made by the machine's parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from supervisor.slot_events import ModelCost, SlotState
+
+LIVE_PINS = (SlotState.SPAWNING, SlotState.LOADING, SlotState.READY)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    lease: str
+    rid: str
+    gateway: str
+    request_hash: str
+    alone: bool  # under suspicion: runs with no other lease on the worker
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    code: str
+    message: str
+
+
+class StopStep(StrEnum):
+    ASKED = "asked"
+    TERMINATED = "terminated"
+    KILLED = "killed"
+
+
+@dataclass(slots=True)
+class Worker:
+    """One incarnation, from spawn to exit."""
+
+    gen: int
+    load_key: str
+    leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
+    max_inflight: int = 0
+    ready_at: float | None = None
+
+    stage: str = ""
+    done: int = 0
+    total: int = 0
+    progress_at: float = 0.0  # the load last got further
+
+    beat_at: float = 0.0
+    counter: int = -1
+    counter_at: float = 0.0  # the engine last got further, or had nothing to do
+    queued: int = 0
+    dumped_at: float | None = None
+
+    drain_reason: str = ""
+    drain_until: float | None = None  # None: what runs may finish
+    stop_step: StopStep | None = None
+    stop_at: float | None = None  # when the next step of the escalation is due
+
+    fault: Failure | None = None  # what the worker said of its own end
+    failure: Failure | None = None  # why the machine gave it up: its exit is a crash although it was stopped
+
+    @property
+    def alone(self) -> bool:
+        return any(lease.alone for lease in self.leases.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCall:
+    """A load somebody asked for by name, with or without waiting for the outcome."""
+
+    call: str | None
+    seq: int
+    since: float
+
+
+@dataclass(slots=True)
+class Slot:
+    cost: ModelCost
+    state: SlotState = SlotState.IDLE
+    since: float = 0.0
+    worker: Worker | None = None
+    gen: int = 0
+    removed: bool = False  # gone from the catalog: disappears with its worker
+    pinned_by_call: bool = False
+    load_calls: list[LoadCall] = field(default_factory=list[LoadCall])
+    unload_calls: list[str] = field(default_factory=list[str])
+    last_used: float = 0.0
+    measured_bytes: int = 0  # the most a worker of this load key was measured at when ready
+    max_inflight: int = 1  # as the last worker said
+
+    crashes: list[float] = field(default_factory=list[float])
+    streak: int = 0  # crashes in a row, no two further apart than the window: sets the back-off
+    restarts: int = 0
+    last_error: str = ""
+    backoff_until: float | None = None
+    failed: Failure | None = None
+    probe_at: float | None = None
+    probing: bool = False
+
+    @property
+    def model(self) -> str:
+        return self.cost.model
+
+    @property
+    def need_bytes(self) -> int:
+        return max(self.cost.load_bytes, self.measured_bytes)
+
+    @property
+    def pinned(self) -> bool:
+        return self.cost.pinned or self.pinned_by_call
+
+    @property
+    def holds_pinned(self) -> bool:
+        return self.pinned and self.state in LIVE_PINS
+
+    @property
+    def loading(self) -> bool:
+        return self.state in (SlotState.SPAWNING, SlotState.LOADING)
+
+    @property
+    def stale(self) -> bool:
+        return self.worker is not None and self.worker.load_key != self.cost.load_key
+
+    @property
+    def idle(self) -> bool:
+        return self.state is SlotState.READY and self.worker is not None and not self.worker.leases
+
+    def resident_since(self) -> float:
+        """When the live worker became ready; in the far past for want of one."""
+        ready_at = self.worker.ready_at if self.worker is not None else None
+        return ready_at if ready_at is not None else float("-inf")
+
+    def forget_crashes(self) -> None:
+        self.crashes.clear()
+        self.streak = 0
+        self.backoff_until = None
+        self.failed = None
+        self.probe_at = None
+        self.probing = False
+        self.last_error = ""

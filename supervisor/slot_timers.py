@@ -1,0 +1,58 @@
+"""Which alarms a slot has set, and for when: a pure reading of the record. What an alarm does is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from supervisor.slot_events import SlotState, Timers
+from supervisor.slot_record import Slot, Worker
+
+DUMP_GRACE_S = 1.0  # for faulthandler to write the stacks before the kill
+
+
+class Alarm(StrEnum):
+    HELLO = "hello"
+    LOAD_STALL = "load stall"
+    BEAT_LOST = "beat lost"
+    NO_PROGRESS = "no progress"
+    DUMPED = "dumped"
+    DRAIN = "drain"
+    STOP = "stop"
+    BACKOFF = "backoff"
+
+
+def next_alarm(slot: Slot, timers: Timers) -> tuple[float, Alarm] | None:
+    return min(_alarms(slot, timers), default=None)
+
+
+def _alarms(slot: Slot, timers: Timers) -> Iterator[tuple[float, Alarm]]:
+    if slot.state is SlotState.BACKOFF and slot.backoff_until is not None:
+        yield slot.backoff_until, Alarm.BACKOFF
+    worker = slot.worker
+    if worker is None:
+        return
+    match slot.state:
+        case SlotState.SPAWNING:
+            yield slot.since + timers.hello_s, Alarm.HELLO
+        case SlotState.LOADING:
+            yield worker.progress_at + timers.load_stall_s, Alarm.LOAD_STALL
+        case SlotState.READY | SlotState.DRAINING:
+            yield from _liveness(worker, timers)
+            if worker.drain_until is not None:
+                yield worker.drain_until, Alarm.DRAIN
+        case SlotState.STOPPING:
+            if worker.stop_at is not None:
+                yield worker.stop_at, Alarm.STOP
+        case _:
+            pass
+
+
+def _liveness(worker: Worker, timers: Timers) -> Iterator[tuple[float, Alarm]]:
+    """The heartbeat proves the process, the counter proves the engine: a heartbeat also ticks while the GPU hangs."""
+    yield worker.beat_at + timers.beat_lost_s, Alarm.BEAT_LOST
+    if worker.queued > 0:
+        if worker.dumped_at is not None:
+            yield worker.dumped_at + DUMP_GRACE_S, Alarm.DUMPED
+        else:
+            yield worker.counter_at + timers.no_progress_s, Alarm.NO_PROGRESS
