@@ -1,0 +1,124 @@
+"""A model's chat template: conversation in, prompt text out, equal to what transformers' `apply_chat_template` renders.
+
+Templates are code from strangers: they run in Jinja's immutable sandbox and see plain JSON values only. What a template
+refuses (a system role, two user turns in a row) is offered again in a shape it may take before the client gets its error.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import jinja2
+
+from worker import conversation
+from worker.conversation import Messages, UnsupportedPart
+from worker.template_sandbox import compile_template
+
+CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_MARK "
+PROBE = "a text that no template has"
+OURS = frozenset({"messages", "tools", "add_generation_prompt"})
+
+# Whatever a template written for other inputs can run into.
+RENDER_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class TemplateError(Exception):
+    """This conversation cannot be made into a prompt for this model; the message is for the client."""
+
+
+class ChatTemplate:
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._special_tokens = special_tokens
+
+    def render(
+        self, messages: Messages, tools: list[dict[str, object]] | None, kwargs: Mapping[str, object], *, continue_final: bool
+    ) -> str:
+        """The prompt text. With `continue_final` it ends inside the last message instead of opening a new one.
+
+        Raises TemplateError.
+        """
+        if taken := OURS & kwargs.keys():
+            raise TemplateError(f"chat_template_kwargs may not set {', '.join(sorted(taken))}")
+        template = self._template(bool(tools))
+        try:
+            given = conversation.normalised(messages, as_parts=_wants_parts(template))
+        except UnsupportedPart as e:
+            raise TemplateError(str(e)) from e
+        variables = {**self._special_tokens, **kwargs, "tools": tools or None}
+        finish = _continued if continue_final else _complete
+        return _first_that_renders(given, lambda shaped: finish(template, shaped, variables))
+
+    def _template(self, with_tools: bool) -> jinja2.Template:
+        if not self._sources:
+            raise TemplateError("this model has no chat template: use /v1/completions with a plain text prompt")
+        name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
+        source = self._sources.get(name)
+        if source is None:
+            names = ", ".join(sorted(self._sources))
+            raise TemplateError(f"this model has no default chat template (it has: {names}): use /v1/completions")
+        try:
+            return compile_template(source)
+        except jinja2.TemplateError as e:
+            raise TemplateError(f"this model's chat template is broken: {e}") from e
+
+
+def _first_that_renders(given: Messages, render: Callable[[Messages], str]) -> str:
+    """As given if the template takes it; else in the other shapes; if none is taken, the error for what was given."""
+    first_error: Exception | None = None
+    tried: list[Messages] = []
+    for shape in (_as_given, conversation.with_text_arguments, conversation.alternating, conversation.without_system):
+        shaped = shape(given)
+        if shaped in tried:
+            continue
+        tried.append(shaped)
+        try:
+            return render(shaped)
+        except RENDER_ERRORS as e:
+            first_error = first_error or e
+    raise TemplateError(f"the model's chat template refused this conversation: {first_error}") from first_error
+
+
+def _as_given(messages: Messages) -> Messages:
+    return messages
+
+
+def _complete(template: jinja2.Template, messages: Messages, variables: Mapping[str, object]) -> str:
+    return template.render({**variables, "messages": messages, "add_generation_prompt": True})
+
+
+def _continued(template: jinja2.Template, messages: Messages, variables: Mapping[str, object]) -> str:
+    """Marks the end of the last message, renders, and cuts at the mark."""
+    marked, final = _with_mark(messages)
+    rendered = template.render({**variables, "messages": marked, "add_generation_prompt": False})
+    mark = CONTINUE_MARK.strip()
+    if mark not in rendered or final.strip() not in rendered:
+        raise ValueError("it does not render the final message as given, so it cannot be continued")
+    at = rendered.rindex(mark)
+    kept = rendered[at:].startswith(CONTINUE_MARK)  # else the template trims messages, and the end must be trimmed too
+    return rendered[:at] if kept else rendered[:at].rstrip()
+
+
+def _with_mark(messages: Messages) -> tuple[Messages, str]:
+    final = messages[-1] if messages else {}
+    content = final.get("content")
+    if isinstance(content, str) and content:
+        return [*messages[:-1], {**final, "content": content + CONTINUE_MARK}], content
+    if isinstance(content, list) and content:
+        text = str(content[-1]["text"])  # pyright: ignore[reportUnknownArgumentType]  # normalised() made it
+        return [*messages[:-1], {**final, "content": [{"type": "text", "text": text + CONTINUE_MARK}]}], text
+    raise ValueError("the final message has no content to continue")
+
+
+@functools.lru_cache(maxsize=64)
+def _wants_parts(template: jinja2.Template) -> bool:
+    """Whether it shows a message only when its content is a list of parts. Most that take parts take strings as well."""
+    as_text: Messages = [{"role": "user", "content": PROBE}]
+    as_parts: Messages = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
+    return not _shows_probe(template, as_text) and _shows_probe(template, as_parts)
+
+
+def _shows_probe(template: jinja2.Template, messages: Messages) -> bool:
+    try:
+        return PROBE in _complete(template, messages, {})
+    except RENDER_ERRORS:
+        return False
