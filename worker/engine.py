@@ -1,0 +1,112 @@
+"""One model behind a thread: jobs in, rows out.
+
+The face that other threads see. All MLX calls, from the import on, happen on the thread that `start` spawns; this module itself
+must not import MLX, so that the process shell comes up at once.
+"""
+
+import contextlib
+import logging
+import resource
+import sys
+import threading
+import time
+from collections.abc import Generator
+from typing import Literal
+
+from supervisor.protocol import Code, Grant, Trim
+from worker.blas import load_openblas
+from worker.faults import EXIT_FAILED, LoadFailed
+from worker.job import EngineBeat, Job, Loaded, LoadSpec, LoadStage, Sink, Text, TextStream
+from worker.mailbox import Cancel, Halt, Mailbox
+from worker.meter import Meter
+
+__all__ = ["Engine", "EngineBeat", "Job", "LoadSpec", "Loaded", "Sink", "Text", "TextStream"]
+
+_log = logging.getLogger(__name__)
+SWITCH_INTERVAL_S = 0.001
+"""How long the engine thread may hold the interpreter while the sockets' thread waits for it."""
+
+
+class Engine:
+    def __init__(self, spec: LoadSpec, text: Text, sink: Sink) -> None:
+        self._spec = spec
+        self._text = text
+        self._sink = sink
+        self._mailbox = Mailbox()
+        self._meter = Meter()
+        # A daemon: a step that hangs on the device must not keep the process from leaving.
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Loads, warms up, then serves; the outcome goes to the sink."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        self._mailbox.put(job)
+
+    def cancel(self, rid: str) -> None:
+        """A row with finish "cancelled" follows, and then nothing. No effect on a request that is over."""
+        self._mailbox.put(Cancel(rid))
+
+    def grant(self, grant: Grant) -> None:
+        self._mailbox.put(grant)
+
+    def trim(self, level: Literal["soft", "hard", "critical"], target_bytes: int) -> None:
+        """Gives memory back: the RAM tier of the prefix cache first, MLX's freed buffers always."""
+        self._mailbox.put(Trim(level=level, target_bytes=target_bytes))
+
+    def beat(self) -> EngineBeat:
+        return self._meter.beat(time.monotonic())
+
+    def stop(self, flush_deadline_s: float) -> tuple[int, int]:
+        """Ends every request with an error and the thread, within the deadline. Returns cache blocks written and dropped."""
+        until = time.monotonic() + flush_deadline_s
+        self._mailbox.put(Halt())
+        if self._thread.is_alive():
+            self._ended.wait(max(0.0, until - time.monotonic()))
+        return 0, 0
+
+    def _main(self) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            self._serve()
+        except LoadFailed as e:
+            self._sink.failed(e.code, str(e), e.exit_code)
+        except Exception as e:  # the thread's boundary: the process must learn that its engine is gone
+            _log.exception("the engine failed")
+            self._sink.failed(Code.MODEL_FAILED, f"{type(e).__name__}: {e}", EXIT_FAILED)
+        self._ended.set()
+        # MLX aborts a process whose main thread ends after the thread that compiled its functions did; so this one stays.
+        threading.Event().wait()
+
+    def _serve(self) -> None:
+        self._progress("import", 0, 1)
+        load_openblas()
+        with _open_files_limit_kept():
+            from worker.start_up import bring_up
+        self._progress("import", 1, 1)
+        scheduler, loaded = bring_up(self._spec, self._text, self._sink, self._meter, self._progress)
+        self._meter.end()
+        self._sink.loaded(loaded)
+        while not scheduler.halted:
+            for command in self._mailbox.take(wait=not scheduler.has_work):
+                scheduler.handle(command)
+            if scheduler.has_work:
+                scheduler.step()
+
+    def _progress(self, stage: LoadStage, done: int, total: int) -> None:
+        self._meter.begin(time.monotonic())
+        self._meter.advance(1)
+        self._sink.progress(stage, done, total)
+
+
+@contextlib.contextmanager
+def _open_files_limit_kept() -> Generator[None]:
+    """mlx_lm sets the limit to 2048 when it is imported: good where it was 256, bad where it was more."""
+    before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before == resource.RLIM_INFINITY or before > now:
+        allowed = before if most == resource.RLIM_INFINITY else min(before, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))

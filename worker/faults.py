@@ -1,0 +1,44 @@
+"""What can go wrong in a worker, one class per decision, and how an engine exception reads to the client.
+
+Knows codes and exit statuses; must not know sockets or MLX.
+"""
+
+from supervisor.protocol import Code
+
+EXIT_UNLOADABLE = 65
+"""The supervisor does not try such a model again until its files change."""
+EXIT_FAILED = 70
+FAULTS_IN_A_ROW = 3
+"""A generator that was rebuilt this often without one good step in between will not get better by rebuilding."""
+
+
+class LoadFailed(Exception):
+    """The model could not be loaded this time; another try may fare better."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, message: str, code: Code = Code.MODEL_FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ModelUnloadable(LoadFailed):
+    """These files will never load with this build: damaged, incomplete, or an architecture it does not know."""
+
+    exit_code = EXIT_UNLOADABLE
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Code.MODEL_UNLOADABLE)
+
+
+class BadJob(Exception):
+    """The request cannot be served as it is; the message is for its sender."""
+
+
+def code_of(error: Exception) -> Code:
+    """What a failed step is called. MLX reports failed allocations of every backend as RuntimeError."""
+    if isinstance(error, MemoryError):
+        return Code.OUT_OF_MEMORY
+    text = str(error).lower()
+    lack = any(word in text for word in ("allocate", "out of memory", "insufficient memory", "outofmemory"))
+    return Code.OUT_OF_MEMORY if lack else Code.INTERNAL

@@ -1,0 +1,125 @@
+"""Brings a model into memory on the engine thread and measures what one token of it costs.
+
+Knows mlx_lm's loading functions and how they fail; must not know requests or caches of prefixes.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+from worker.checkpoint import Checkpoint
+from worker.faults import LoadFailed, ModelUnloadable, code_of
+from worker.job import LoadStage
+from worker.mlx_types import Cache, LanguageModel, evaluate
+
+WARM_TOKENS = 8
+SLICE_BYTES = 128 << 20
+"""Weights are read this many at a time, so that a load shows progress and can be told from one that hangs."""
+
+Progress = Callable[[LoadStage, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: LanguageModel
+    new_cache: Callable[[], Cache]
+    weights_bytes: int
+    vocab_size: int
+    """Width of the output layer, which may be padded beyond the tokenizer's."""
+    kv_bytes_per_token: int
+    warm_cache: Cache
+    """What the warm-up forward left behind: shows kinds, shapes and dtypes of the leaves."""
+    source_files: tuple[str, ...]
+    """Python files that compute the KV values."""
+
+
+def load(checkpoint: Checkpoint, progress: Progress, *, trust_remote_code: bool = False) -> LoadedModel:
+    """Raises LoadFailed, or ModelUnloadable when another try is pointless."""
+    try:
+        model = _build(checkpoint, trust_remote_code)
+        weights_bytes = _read_weights(model, progress)
+        progress("warm", 0, 1)
+        return _warm(model, weights_bytes)
+    except (RuntimeError, MemoryError) as e:
+        raise LoadFailed(f"{checkpoint.path.name} could not be loaded: {e}", code_of(e)) from e
+
+
+def _build(checkpoint: Checkpoint, trust_remote_code: bool) -> LanguageModel:
+    from mlx_lm.utils import load_model  # pyright: ignore[reportUnknownVariableType]
+
+    try:
+        model = load_model(checkpoint.path, lazy=True, trust_remote_code=trust_remote_code)[0]
+    except KeyError as e:
+        raise ModelUnloadable(f"{checkpoint.path.name}: config.json or weights lack {e}.") from e
+    except (ValueError, TypeError, AttributeError, ImportError, FileNotFoundError) as e:
+        raise ModelUnloadable(f"{checkpoint.path.name}: {e}") from e
+    return cast("LanguageModel", model)
+
+
+def _read_weights(model: LanguageModel, progress: Progress) -> int:
+    arrays = list(_arrays(model.parameters()))
+    total_bytes = sum(array.nbytes for array in arrays)
+    done_bytes = pending_bytes = 0
+    batch: list[mx.array] = []
+    progress("weights", 0, total_bytes)
+    for array in arrays:
+        batch.append(array)
+        pending_bytes += array.nbytes
+        if pending_bytes >= SLICE_BYTES or array is arrays[-1]:
+            evaluate(batch)
+            done_bytes, pending_bytes = done_bytes + pending_bytes, 0
+            batch.clear()
+            progress("weights", done_bytes, total_bytes)
+    return total_bytes
+
+
+def _arrays(tree: object) -> Iterator[mx.array]:
+    if isinstance(tree, mx.array):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for branch in cast("Mapping[str, object]", tree).values():
+            yield from _arrays(branch)
+    elif isinstance(tree, list | tuple):
+        for branch in cast("list[object]", tree):
+            yield from _arrays(branch)
+
+
+def _warm(model: LanguageModel, weights_bytes: int) -> LoadedModel:
+    from mlx_lm.models.cache import make_prompt_cache  # pyright: ignore[reportUnknownVariableType]
+
+    def new_cache() -> Cache:
+        return cast("Cache", make_prompt_cache(model))  # pyright: ignore[reportArgumentType]  # structural type here, nn.Module there
+
+    cache = new_cache()
+    logits = model(mx.zeros((1, WARM_TOKENS), dtype=mx.int32), cache=cache)
+    evaluate([logits])
+    return LoadedModel(
+        model=model,
+        new_cache=new_cache,
+        weights_bytes=weights_bytes,
+        vocab_size=logits.shape[-1],
+        kv_bytes_per_token=_bytes_per_token(cache),
+        warm_cache=cache,
+        source_files=_sources(model, cache),
+    )
+
+
+def _bytes_per_token(leaves: object) -> int:
+    """Over all leaves with keys and values of one row per token; recurrent state does not grow."""
+    if isinstance(leaves, list | tuple):
+        return sum(_bytes_per_token(leaf) for leaf in cast("list[object]", leaves))
+    if isinstance(inner := getattr(leaves, "caches", None), list | tuple):
+        return _bytes_per_token(cast("list[object]", inner))
+    pair = [getattr(leaves, name, None) for name in ("keys", "values")]
+    return sum(array.nbytes // array.shape[2] for array in pair if isinstance(array, mx.array) and array.ndim == 4)
+
+
+def _sources(model: LanguageModel, cache: Cache) -> tuple[str, ...]:
+    classes = {type(model), *(type(leaf) for leaf in cache)}
+    modules = {cls.__module__ for cls in classes} | {"mlx_lm.models.base", "mlx_lm.models.rope_utils"}
+    found = [inspect.getsourcefile(sys.modules[name]) for name in sorted(modules) if name in sys.modules]
+    return tuple(file for file in found if file)

@@ -1,0 +1,39 @@
+"""How other threads reach the engine thread: commands in order, and a wait that costs nothing while there is no work."""
+
+import threading
+from dataclasses import dataclass
+
+from supervisor.protocol import Grant, Trim
+from worker.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """End every request with an error, then the thread."""
+
+
+Command = Job | Cancel | Grant | Trim | Halt
+
+
+class Mailbox:
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()  # its lock guards _commands
+        self._commands: list[Command] = []
+
+    def put(self, command: Command) -> None:
+        with self._arrived:
+            self._commands.append(command)
+            self._arrived.notify()
+
+    def take(self, *, wait: bool) -> list[Command]:
+        """All commands since the last call; with `wait`, at least one."""
+        with self._arrived:
+            while wait and not self._commands:
+                self._arrived.wait()
+            taken, self._commands = self._commands, []
+            return taken

@@ -1,0 +1,56 @@
+"""The shapes of what crosses over from mlx_lm, which ships no types, and the few MLX calls whose stubs say too little.
+
+Used only by worker files that may import MLX.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+Sampler = Callable[[mx.array], mx.array]
+"""Log-probabilities `[rows, vocabulary]` to token ids `[rows]`."""
+Processor = Callable[[mx.array, mx.array], mx.array]
+"""All token ids so far `[n]` and logits `[1, vocabulary]` to changed logits."""
+
+
+class CacheLeaf(Protocol):
+    """One layer's cache of one sequence: `KVCache` and its kin."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class PlainKV(CacheLeaf, Protocol):
+    """`mlx_lm.models.cache.KVCache`: keys and values `[1, heads, allocated, dim]`, of which `offset` rows are in use."""
+
+    keys: mx.array
+    values: mx.array
+    offset: int
+
+
+class BatchKV(CacheLeaf, Protocol):
+    """`BatchKVCache`: keys and values `[rows, heads, allocated, dim]`; row r begins after `left_padding[r]` empty columns."""
+
+    keys: mx.array
+    values: mx.array
+    left_padding: mx.array
+
+
+Cache = list[CacheLeaf]
+
+
+class LanguageModel(Protocol):
+    def __call__(self, inputs: mx.array, *, cache: Cache) -> mx.array: ...
+
+    def parameters(self) -> Mapping[str, object]: ...
+
+
+def evaluate(arrays: Sequence[mx.array]) -> None:
+    """Computes them now."""
+    mx.eval(list(arrays))  # pyright: ignore[reportUnknownMemberType]
+
+
+def summed_at(size: int, positions: mx.array, values: mx.array) -> mx.array:
+    """float32 `[size]`: zeros with `values` added at `positions`; equal positions add up."""
+    return mx.zeros(size).at[positions].add(values)  # pyright: ignore[reportUnknownMemberType]

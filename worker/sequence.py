@@ -1,0 +1,110 @@
+"""One answer being made: from a queued prompt to its last row.
+
+Decides when it ends and what its rows say; counts and times itself. Pure: token in, row out, `now` handed in.
+Must not know MLX, batches or sockets.
+"""
+
+from enum import StrEnum
+
+from supervisor.protocol import FinishReason, Piece, Row, Timings, Usage
+from worker.job import Job, TextStream
+
+
+class Stage(StrEnum):
+    WAITING = "waiting"
+    RESTORING = "restoring"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    DONE = "done"
+
+
+class Sequence:
+    def __init__(self, job: Job, choice: int, stream: TextStream, eos_ids: frozenset[int]) -> None:
+        self.job = job
+        self.choice = choice
+        self.stage = Stage.WAITING
+        self.tokens = list(job.prompt)
+        """Prompt and answer: what the cache holds or will hold."""
+        self.cached_hot = 0
+        self.cached_cold = 0
+        self._stream = stream
+        self._eos_ids = eos_ids
+        self._ignore_eos = bool(job.sampling.ignore_eos)
+        self._rows_sent = 0
+        self._restore_at: float | None = None
+        self._prefill_at: float | None = None
+        self._first_token_at: float | None = None
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.job.prompt)
+
+    def restoring(self, now: float) -> None:
+        self.stage, self._restore_at = Stage.RESTORING, now
+
+    def prefilling(self, now: float, cached_hot: int, cached_cold: int) -> None:
+        self.stage, self._prefill_at = Stage.PREFILLING, now
+        self.cached_hot, self.cached_cold = cached_hot, cached_cold
+
+    def take(self, token: int, now: float) -> Row:
+        """The row that this token makes; `stage` is DONE after the last one."""
+        if self._first_token_at is None:
+            self.stage, self._first_token_at = Stage.DECODING, now
+        self.tokens.append(token)
+        is_end = token in self._eos_ids
+        if is_end and not self._ignore_eos:
+            return self._last_row("stop", self._stream.close(), now)
+        shown = "" if is_end else self._stream.push(token)
+        if self._stream.stopped_by is not None:
+            return self._last_row("stop", shown, now, self._stream.stopped_by)
+        if self.generated >= self.job.max_tokens:
+            return self._last_row("length", shown + self._stream.close(), now)
+        return self._row(shown)
+
+    def cancelled(self, now: float) -> Row:
+        return self._last_row("cancelled", "", now)
+
+    def _last_row(self, finish: FinishReason, text: str, now: float, stop_string: str | None = None) -> Row:
+        self.stage = Stage.DONE
+        usage = Usage(
+            prompt_tokens=len(self.job.prompt),
+            completion_tokens=self.generated,
+            cached_hot=self.cached_hot,
+            cached_cold=self.cached_cold,
+        )
+        return self._row(text, finish, stop_string, usage, self._timings(now))
+
+    def _row(
+        self,
+        text: str,
+        finish: FinishReason | None = None,
+        stop_string: str | None = None,
+        usage: Usage | None = None,
+        timings: Timings | None = None,
+    ) -> Row:
+        row = Row(
+            rid=self.job.rid,
+            choice=self.choice,
+            seq=self._rows_sent,
+            tokens=self.generated,
+            pieces=[Piece(text=text)] if text else [],
+            finish=finish,
+            stop_string=stop_string,
+            usage=usage,
+            timings=timings,
+        )
+        self._rows_sent += 1
+        return row
+
+    def _timings(self, now: float) -> Timings:
+        submitted_at = self.job.submitted_at
+        restore_at = now if self._restore_at is None else self._restore_at
+        prefill_at = now if self._prefill_at is None else self._prefill_at
+        first_at = now if self._first_token_at is None else self._first_token_at
+        return Timings(
+            queued_s=restore_at - submitted_at,
+            restore_s=prefill_at - restore_at,
+            prefill_s=first_at - prefill_at,
+            first_token_s=first_at - submitted_at,
+            decode_s=now - first_at,
+        )

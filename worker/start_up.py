@@ -1,0 +1,77 @@
+"""From a load spec to a scheduler that can serve: files checked, weights read, a lane built and run once.
+
+Runs on the engine thread, and is the first module there that imports MLX.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+
+from worker.checkpoint import open_checkpoint
+from worker.job import Loaded, LoadSpec, LoadStage, Sink, Text
+from worker.lanes import Chunks, Lane
+from worker.loader import WARM_TOKENS, LoadedModel, load
+from worker.memory import limit_memory
+from worker.meter import Meter
+from worker.sampling import greedy
+from worker.scheduler import Scheduler
+
+GPU_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 256, 64
+GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 256
+"""An abandoned request and a newly arrived one wait for at most this much: 1.4 s for a 135M model on 2 cores."""
+
+
+def bring_up(
+    spec: LoadSpec, text: Text, sink: Sink, meter: Meter, progress: Callable[[LoadStage, int, int], None]
+) -> tuple[Scheduler, Loaded]:
+    """Raises LoadFailed."""
+    started_at = time.monotonic()
+    trust = bool(spec.settings.get("trust_remote_code"))
+    checkpoint = open_checkpoint(Path(spec.ref.path), trust_remote_code=trust)
+    model = load(checkpoint, progress, trust_remote_code=trust)
+    chunks = chunk_sizes(spec.cache.block)
+
+    def new_lane() -> Lane:
+        lane = Lane(model.model, spec.max_batch, chunks)
+        limit_memory(model.weights_bytes, spec.grants.kv_bytes)
+        return lane
+
+    _run_once(new_lane(), model)
+    progress("warm", 1, 1)
+    scheduler = Scheduler(model, text, sink, meter, new_lane)
+    loaded = Loaded(
+        context=context_of(spec, text),
+        weights_bytes=model.weights_bytes,
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        peak_bytes=mx.get_peak_memory(),
+        load_s=time.monotonic() - started_at,
+        cache_namespace=None,
+        cache_layout=None,
+        capabilities={},
+    )
+    return scheduler, loaded
+
+
+def context_of(spec: LoadSpec, text: Text) -> int:
+    """The model's own context, lowered by what the settings allow."""
+    limits = [spec.settings.get("context"), spec.ref.context]
+    return min([text.context, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
+
+
+def chunk_sizes(block_tokens: int) -> Chunks:
+    on_gpu = mx.default_device() == mx.Device(mx.DeviceType.gpu)
+    block = block_tokens or (GPU_BLOCK_TOKENS if on_gpu else CPU_BLOCK_TOKENS)
+    idle = max(1, (GPU_CHUNK_TOKENS if on_gpu else CPU_CHUNK_TOKENS) // block) * block
+    busy = max(1, (GPU_BLOCK_TOKENS if on_gpu else CPU_BLOCK_TOKENS) // block) * block
+    return Chunks(idle - idle % busy, busy, block)
+
+
+def _run_once(lane: Lane, model: LoadedModel) -> None:
+    """The first step of a process compiles kernels; better now than under a request's clock."""
+    uid = lane.insert([0] * WARM_TOKENS, 0, model.new_cache(), greedy, [])
+    while not lane.step():
+        pass
+    lane.remove([uid])
+    lane.close()
