@@ -1,0 +1,123 @@
+"""The other end of control.sock for programs that wait: one call, its notes, its reply.
+
+Synchronous and small, because `omlxctl status` is run in loops. Tells that no server runs (by the instance lock) and that one
+runs but does not answer (by a deadline for the first message). Must not import anything that loads slowly.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import zmq
+
+from supervisor.instance import running_pid
+from supervisor.protocol import Call, Note, Problem, ProtocolError, Reply, decode, encode
+
+FIRST_ANSWER_S = 2.0
+"""A server that is alive answers a short verb within milliseconds; it may be starting, or stopped by a debugger."""
+SHORT_S = 10.0
+LOOK_S = 0.25
+"""How often a long wait makes sure that the server still lives."""
+
+
+class NotRunning(Exception):
+    """No server holds this run directory."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(f"omlxd is not running (looked in {run}); start it with: omlxctl serve")
+        self.run = run
+
+
+class NoAnswer(Exception):
+    """A server runs but says nothing."""
+
+    def __init__(self, pid: int, waited_s: float) -> None:
+        super().__init__(f"omlxd (pid {pid}) does not answer (waited {waited_s:g} s); see: omlxctl logs omlxd, or its log file")
+        self.pid = pid
+
+
+class CallFailed(Exception):
+    """The server refused or failed; `code` is one of `protocol.Code` or the verb's own."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class ControlClient:
+    """One connection to the server that holds `lock`. Use as a context manager."""
+
+    def __init__(self, lock: Path, control: Path) -> None:
+        """Raises `NotRunning` when nothing holds the lock."""
+        self._lock = lock
+        self.pid = self._server_pid()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, f"c.{os.getpid()}.{secrets.token_hex(4)}".encode())
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._socket.connect(f"ipc://{control}")
+
+    def __enter__(self) -> "ControlClient":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def call(
+        self,
+        verb: str,
+        args: Mapping[str, object] | None = None,
+        on_note: Callable[[dict[str, object]], None] | None = None,
+        timeout_s: float | None = SHORT_S,
+    ) -> dict[str, object]:
+        """The result of one verb. `timeout_s` None waits as long as the server lives, for loads and followed logs.
+
+        Raises:
+            CallFailed: the server said no.
+            NoAnswer: it lives but does not speak.
+            NotRunning: it ended meanwhile.
+        """
+        call = Call(id=secrets.token_hex(8), verb=verb, args=dict(args or {}))
+        self._socket.send_multipart(encode(call))
+        started = time.monotonic()
+        deadline = None if timeout_s is None else started + min(timeout_s, FIRST_ANSWER_S)
+        while True:
+            frames = self._receive(deadline, started)
+            try:
+                message, _ = decode(frames)
+            except ProtocolError as e:
+                raise CallFailed("version_mismatch", f"omlxd (pid {self.pid}) speaks another version: {e}") from e
+            if isinstance(message, Problem):
+                raise CallFailed(message.code, message.message)
+            if isinstance(message, Note) and message.id == call.id:
+                deadline = None if timeout_s is None else started + timeout_s
+                if on_note:
+                    on_note(message.data)
+            elif isinstance(message, Reply) and message.id == call.id:
+                if message.ok:
+                    return message.result
+                raise CallFailed(message.code or "internal", message.message or f"{verb} failed")
+
+    def _receive(self, deadline: float | None, started: float) -> list[bytes]:
+        while True:
+            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+            if self._socket.poll(max(0, int(left_s * 1000) + 1)):
+                return self._socket.recv_multipart()
+            pid = self._server_pid()
+            if deadline is not None and time.monotonic() >= deadline:
+                raise NoAnswer(pid, round(time.monotonic() - started, 1))
+
+    def _server_pid(self) -> int:
+        pid = running_pid(self._lock)
+        if pid is None:
+            raise NotRunning(self._lock.parent)
+        return pid

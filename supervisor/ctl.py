@@ -1,0 +1,50 @@
+"""The commands `omlxctl` and `omlxd`: puts the subcommands together and turns every outcome into an exit status.
+
+A command's docstring is its manual. No ctl module may import anything slow at its top: `omlxctl status` is run in loops.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from supervisor import ctl_chat, ctl_config, ctl_doctor, ctl_exit, ctl_logs, ctl_models, ctl_server
+from supervisor.ctl_home import Home
+
+
+@click.group(epilog=ctl_exit.MANUAL, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--home", type=click.Path(path_type=Path), help="directory of the server [default: $OMLX_HOME or ~/.omlxd]")
+@click.pass_context
+def omlxctl(context: click.Context, home: Path | None) -> None:
+    """Run and steer omlxd, a local server for language models.
+
+    \b
+    omlxctl serve               run the server
+    omlxctl run M "question"    ask a model one thing
+    omlxctl status              what the server is doing
+    """
+    context.obj = Home(home)
+
+
+for command in (
+    *(ctl_server.serve, ctl_server.status, ctl_server.ps, ctl_server.reload, ctl_server.stop),
+    *(ctl_models.models, ctl_models.load, ctl_models.unload, ctl_models.reset),
+    *(ctl_logs.logs, ctl_chat.chat, ctl_chat.run, ctl_config.config, ctl_doctor.doctor),
+):
+    omlxctl.add_command(command)
+
+
+def main() -> None:
+    sys.exit(_run(omlxctl))
+
+
+def serve_main() -> None:
+    """`omlxd` is `omlxctl serve`."""
+    sys.exit(_run(ctl_server.serve))
+
+
+def _run(command: click.Command) -> int:
+    try:
+        return int(command.main(standalone_mode=False) or 0)
+    except (Exception, KeyboardInterrupt) as problem:  # the process boundary; `report` raises what is a bug
+        return ctl_exit.report(problem)

@@ -1,0 +1,56 @@
+"""What omlxctl says about models while no server runs: the same answers as the verbs `models` and `model`, from the files."""
+
+from typing import TYPE_CHECKING
+
+from supervisor.ctl_exit import CommandFailed, Exit
+from supervisor.ctl_home import Home
+from supervisor.protocol import SlotStatus, plain
+
+if TYPE_CHECKING:
+    from supervisor.catalog import CatalogEntry
+
+
+def listed(here: Home) -> dict[str, object]:
+    from supervisor.catalog import scan
+
+    dirs = here.model_dirs()
+    catalog = scan([d for d in dirs if d != here.paths.models or d.exists()])  # ours is made when it is first needed
+    return {
+        "models": [_status(entry) for entry in catalog.models],
+        "skipped": [{"path": str(s.path), "reason": s.reason} for s in catalog.skipped],
+        "dirs": [str(d) for d in dirs],
+    }
+
+
+def shown(here: Home, model: str) -> dict[str, object]:
+    """Raises `CommandFailed` when there is none of that name."""
+    from supervisor.defaults import defaults_of
+
+    entry = found(here, model)
+    settings = here.loaded.settings
+    defaults = defaults_of(settings.of_model(model), entry.files.generation, settings.sampling)
+    plain_defaults = {name: {"value": d.value, "source": d.source} for name, d in defaults.items()}
+    return _status(entry) | {"defaults": plain_defaults}
+
+
+def found(here: Home, model: str) -> "CatalogEntry":
+    from supervisor.catalog import scan
+
+    entry = scan(here.model_dirs()).get(model)
+    if entry is None:
+        raise CommandFailed(f"there is no model {model}; see: omlxctl models", Exit.NOT_FOUND)
+    return entry
+
+
+def _status(entry: "CatalogEntry") -> dict[str, object]:
+    status = SlotStatus(
+        id=entry.id,
+        path=str(entry.path),
+        state="not running",
+        context=entry.files.context,
+        weights_bytes=entry.files.weights_bytes,
+        created=entry.files.created,
+        usable=entry.files.problem is None,
+        problem=entry.files.problem,
+    )
+    return {name: plain(getattr(status, name)) for name in status.__struct_fields__}

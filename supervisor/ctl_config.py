@@ -1,0 +1,80 @@
+"""`omlxctl config`: the effective settings with where each came from, and taking over those of oMLX."""
+
+from pathlib import Path
+from typing import cast
+
+import click
+
+from supervisor import ctl_terminal as terminal
+from supervisor.ctl_exit import CommandFailed, Exit
+from supervisor.ctl_home import Home, pass_home
+from supervisor.settings import leaves
+from supervisor.settings_load import FILE, SettingsInvalid, read_file, write_value
+from supervisor.settings_show import SECRET, effective
+
+OMLX_HOME = Path("~/.omlx")
+
+
+@click.group()
+def config() -> None:
+    """Show the settings, or take over those of oMLX."""
+
+
+@config.command()
+@click.option("--json", "as_json", is_flag=True, help="values and sources as JSON")
+@pass_home
+def show(here: Home, as_json: bool) -> None:
+    """Print every setting with its value and where that came from. Keys are masked."""
+    result = here.either(lambda client: client.call("config"), lambda: effective(here.loaded))
+    if as_json:
+        return terminal.print_json(result)
+    values, sources = (cast("dict[str, object]", result[key]) for key in ("values", "sources"))
+    unset = {leaf.path: "none" for leaf in leaves() if leaf.setting.secret}
+    rows = [
+        [path, unset.get(path, "auto") if value is None else _shown(value), str(sources.get(path, ""))]
+        for path, value in values.items()
+    ]
+    terminal.print_table(["SETTING", "VALUE", "FROM"], rows)
+    click.echo(f"\nfile: {result['home']}/{FILE}")
+    for warning in cast("list[str]", result.get("warnings", [])):
+        terminal.warn(warning)
+    return None
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(str(v) for v in cast("list[object]", value)) or "-"
+    return str(value)
+
+
+@config.command("import")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@pass_home
+def import_(here: Home, file: Path) -> None:
+    """Take over the settings in oMLX's FILE (~/.omlx/settings.json) and say of each key what became of it."""
+    from supervisor.settings_import import ImportInvalid, merged, read_omlx
+
+    problems: list[str] = []
+    home = here.paths.home
+    ours = read_file(home / FILE, problems)
+    if problems:
+        raise SettingsInvalid(problems)
+    try:
+        found = read_omlx(file, OMLX_HOME)
+    except ImportInvalid as e:
+        raise CommandFailed("\n  ".join(["nothing was taken over:", *e.problems]), Exit.USAGE) from e
+    if home.resolve() == OMLX_HOME.expanduser().resolve():
+        raise CommandFailed(f"{OMLX_HOME} belongs to oMLX; omlxd needs another home (OMLX_HOME)", Exit.USAGE)
+    secret = {leaf.path for leaf in leaves() if leaf.setting.secret}
+    for item in found.taken:
+        value = SECRET if item.target in secret else _shown(item.value)
+        note = f" ({item.note})" if item.note else ""
+        click.echo(f"taken    {item.source} -> {item.target} = {value}{note}")
+    for left in found.left:
+        click.echo(f"not      {left.source}: {left.reason}")
+    if found.taken:
+        write_value(home, merged(ours, found.taken))
+    what = f"{len(found.taken)} settings are now in {home / FILE}"
+    click.echo(what + ("; tell the server with: omlxctl reload" if here.running else ""))

@@ -1,0 +1,43 @@
+"""`omlxctl logs`: what a process of the server printed, from the server's memory, or from its file when no server runs."""
+
+from pathlib import Path
+from typing import cast
+
+import click
+
+from supervisor.client import SHORT_S
+from supervisor.ctl_exit import CommandFailed, Exit
+from supervisor.ctl_home import Home, pass_home
+
+
+@click.command()
+@click.argument("name")
+@click.option("-f", "--follow", is_flag=True, help="go on printing until Ctrl-C")
+@click.option("-n", "--lines", default=200, show_default=True, type=click.IntRange(0), help="how many of the last lines")
+@pass_home
+def logs(here: Home, name: str, follow: bool, lines: int) -> None:
+    """Print the log of NAME: a model, or omlxd, gateway, text, janitor."""
+
+    def from_server() -> None:
+        with here.client() as client:
+            args = {"name": name, "lines": lines, "follow": follow}
+            client.call("logs", args, on_note=_print, timeout_s=None if follow else SHORT_S)
+
+    if here.running or follow:
+        return from_server()
+    return _print_file(here.paths.logs, name, lines)
+
+
+def _print(note: dict[str, object]) -> None:
+    for line in cast("list[str]", note.get("lines", [])):
+        click.echo(line)
+
+
+def _print_file(directory: Path, name: str, lines: int) -> None:
+    file = directory / ("".join(c if c.isalnum() or c in "-_." else "_" for c in name) + ".log")  # as LogBook names it
+    try:
+        text = file.read_text("utf-8", "replace")
+    except OSError as e:
+        raise CommandFailed(f"there is no log of {name} in {directory}, and omlxd is not running", Exit.NOT_FOUND) from e
+    for line in text.splitlines()[-lines:] if lines else []:
+        click.echo(line)

@@ -1,0 +1,219 @@
+"""omlxctl's commands about models: what there is, what is loaded, adding, importing and removing.
+
+Those that only touch files also work while no server runs; with one, the server does it, so that its catalog stays true.
+"""
+
+import sys
+from pathlib import Path
+from typing import cast
+
+import click
+import msgspec
+
+from supervisor import ctl_catalog
+from supervisor import ctl_terminal as terminal
+from supervisor.client import ControlClient
+from supervisor.ctl_exit import CommandFailed, Exit
+from supervisor.ctl_home import Home, pass_home
+from supervisor.protocol import SlotStatus
+
+JSON = click.option("--json", "as_json", is_flag=True, help="the answer as JSON")
+
+
+@click.command()
+@click.argument("model")
+@click.option("--pin", is_flag=True, help="never evict it for another model")
+@JSON
+@pass_home
+def load(here: Home, model: str, pin: bool, as_json: bool) -> None:
+    """Load MODEL now instead of at its first request. Ctrl-C ends the waiting, not the loading."""
+    progress = terminal.Progress(f"loading {model}")
+
+    def on_note(note: dict[str, object]) -> None:
+        stage = note.get("stage") or note.get("state") or "waiting"
+        progress.show(str(stage), cast("int", note.get("done") or 0), cast("int", note.get("total") or 0))
+
+    with here.client() as client:
+        try:
+            result = client.call("load", {"model": model, "pin": pin}, on_note, timeout_s=None)
+        finally:
+            progress.end()
+    if as_json:
+        return terminal.print_json(result)
+    load_s = cast("float", result.get("load_s", 0.0))
+    click.echo(f"{result.get('model', model)} is loaded (pid {result.get('pid')}, {load_s:.1f} s)")
+    return None
+
+
+@click.command()
+@click.argument("model")
+@click.option("--force", is_flag=True, help="do not wait for its running requests")
+@pass_home
+def unload(here: Home, model: str, force: bool) -> None:
+    """Unload MODEL and give its memory back. Running requests finish first, for 30 s at most."""
+    with here.client() as client:
+        client.call("unload", {"model": model, "force": force}, timeout_s=None)
+    click.echo(f"{model} is unloaded")
+
+
+@click.command()
+@click.argument("model")
+@pass_home
+def reset(here: Home, model: str) -> None:
+    """Forget the crashes of MODEL, so that it is tried again at once."""
+    with here.client() as client:
+        client.call("reset", {"model": model})
+    click.echo(f"{model} will be tried again")
+
+
+@click.group(invoke_without_command=True)
+@JSON
+@click.pass_context
+def models(context: click.Context, as_json: bool) -> None:
+    """List the models, or show, add, import and remove them."""
+    if context.invoked_subcommand is None:
+        _list(context.ensure_object(Home), as_json)
+
+
+def _list(here: Home, as_json: bool) -> None:
+    result = here.either(lambda client: client.call("models"), lambda: ctl_catalog.listed(here))
+    if as_json:
+        return terminal.print_json(result)
+    found = msgspec.convert(result.get("models", []), list[SlotStatus])
+    if found:
+        rows = [
+            [m.id, m.state if m.usable else "unusable", str(m.context), terminal.size(m.weights_bytes), m.path] for m in found
+        ]
+        terminal.print_table(["MODEL", "STATE", "CONTEXT", "SIZE", "PATH"], rows)
+    else:
+        dirs = ", ".join(cast("list[str]", result.get("dirs", [])))
+        click.echo(f"no models in {dirs}; get one in with: omlxctl models add DIR, or: omlxctl models import FILE.gguf")
+    for model in found:
+        if model.problem:
+            terminal.warn(f"{model.id}: {model.problem}")
+    for skipped in cast("list[dict[str, str]]", result.get("skipped", [])):
+        terminal.warn(f"passed over {skipped['path']}: {skipped['reason']}")
+    return None
+
+
+@models.command()
+@click.argument("model")
+@JSON
+@pass_home
+def show(here: Home, model: str, as_json: bool) -> None:
+    """Show one MODEL: its files, its state, and its defaults with where each comes from."""
+    result = here.either(lambda client: client.call("model", {"model": model}), lambda: ctl_catalog.shown(here, model))
+    if as_json:
+        return terminal.print_json(result)
+    slot = msgspec.convert({k: v for k, v in result.items() if k in SlotStatus.__struct_fields__}, SlotStatus)
+    terminal.print_facts(
+        {
+            "model": slot.id,
+            "path": slot.path,
+            "state": slot.state if slot.usable else f"unusable: {slot.problem}",
+            "context": f"{slot.context} tokens",
+            "weights": terminal.size(slot.weights_bytes),
+        }
+        | ({"process": f"pid {slot.pid}, {terminal.size(slot.charged_bytes)} given"} if slot.pid else {})
+        | ({"aliases": ", ".join(slot.aliases)} if slot.aliases else {})
+        | ({"last error": slot.last_error} if slot.last_error else {})
+    )
+    defaults = cast("dict[str, dict[str, object]]", result.get("defaults", {}))
+    if defaults:
+        click.echo()
+        rows = [[name, str(d["value"]), str(d["source"])] for name, d in defaults.items() if d["value"] is not None]
+        terminal.print_table(["DEFAULT", "VALUE", "FROM"], rows)
+    for name, value in cast("dict[str, object]", result.get("capabilities") or {}).items():
+        click.echo(f"{name}: {value}")
+    return None
+
+
+@models.command("add")
+@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--name", help="what to call it [default: the directory's name]")
+@JSON
+@pass_home
+def add(here: Home, directory: Path, name: str | None, as_json: bool) -> None:
+    """Register the MLX model in DIRECTORY by a link; its files stay where they are."""
+    from supervisor.catalog_edit import EditRefused, add_link
+
+    try:
+        link = add_link(here.paths.models, directory.absolute(), name or directory.absolute().name)
+    except EditRefused as e:
+        raise CommandFailed(str(e), Exit.REFUSED) from e
+    model = str(link.relative_to(here.paths.models))
+    here.either(lambda client: client.call("rescan"), dict)
+    if as_json:
+        return terminal.print_json({"model": model, "path": str(link)})
+    click.echo(f"{model} is registered")
+    return None
+
+
+@models.command("import")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--name", help="what to call it [default: the file's name without .gguf]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "float16", "bfloat16", "keep"]),
+    default="auto",
+    show_default=True,
+    help="auto: keep 4 and 8 bit weights on a GPU, float32 on the CPU build",
+)
+@JSON
+@pass_home
+def import_(here: Home, file: Path, name: str | None, dtype: str, as_json: bool) -> None:
+    """Turn a GGUF FILE into an MLX model. All or nothing: nothing is left of an import that fails."""
+    from supervisor import ctl_import
+
+    name = name or file.name.removesuffix(".gguf")
+    args = {"file": str(file.absolute()), "name": name, "dtype": dtype}
+    progress = terminal.Progress(f"importing {name}")
+
+    def on_note(note: dict[str, object]) -> None:
+        progress.show(str(note.get("stage", "")), cast("int", note.get("done", 0)), cast("int", note.get("total", 0)))
+
+    def by_server(client: ControlClient) -> dict[str, object]:
+        return client.call("import", args, on_note, timeout_s=None)
+
+    try:
+        result = here.either(by_server, lambda: ctl_import.run(here.paths, file.absolute(), name, dtype, on_note))
+    finally:
+        progress.end()
+    if as_json:
+        return terminal.print_json(result)
+    click.echo(f"{name} is imported: {terminal.size(cast('int', result['bytes']))} as {result['dtype']} in {result['path']}")
+    return None
+
+
+@models.command("rm")
+@click.argument("model")
+@click.option("--yes", is_flag=True, help="do not ask")
+@pass_home
+def remove(here: Home, model: str, yes: bool) -> None:
+    """Remove MODEL. Of a model that was added by a link only the link goes; an imported one is deleted."""
+    if not yes:
+        _confirm(here, model)
+    here.either(
+        lambda client: client.call("remove", {"model": model}, timeout_s=None),
+        lambda: _remove_on_disk(here, model),
+    )
+    click.echo(f"{model} is removed")
+
+
+def _confirm(here: Home, model: str) -> None:
+    slot = here.either(lambda client: client.call("model", {"model": model}), lambda: ctl_catalog.shown(here, model))
+    path = Path(str(slot["path"]))
+    what = "the link" if path.is_symlink() else terminal.size(cast("int", slot["weights_bytes"]))
+    if not sys.stdin.isatty():
+        raise CommandFailed(f"removing {model} ({what} at {path}) needs a yes: omlxctl models rm {model} --yes", Exit.USAGE)
+    click.confirm(f"Remove {model}: {what} at {path}?", abort=True)
+
+
+def _remove_on_disk(here: Home, model: str) -> dict[str, object]:
+    from supervisor.catalog_edit import EditRefused, remove
+
+    try:
+        remove(here.paths.models, ctl_catalog.found(here, model).path)
+    except EditRefused as e:
+        raise CommandFailed(str(e), Exit.REFUSED) from e
+    return {}

@@ -1,0 +1,162 @@
+"""omlxctl's commands about the server as a whole: serve, status, ps, reload, stop."""
+
+import time
+from pathlib import Path
+from typing import cast
+
+import click
+import msgspec
+
+from supervisor import ctl_terminal as terminal
+from supervisor.client import NotRunning
+from supervisor.ctl_exit import CommandFailed
+from supervisor.ctl_home import Home, pass_home
+from supervisor.instance import running_pid
+from supervisor.protocol import ServerStatus, SlotStatus
+from supervisor.settings import Leaf, leaves
+from supervisor.settings_values import switch
+
+STOP_S = 30.0
+"""The server's own shutdown fits in 25 s."""
+LOADED = ("loading", "ready", "draining", "stopping", "spawning")
+
+
+def flag_of(leaf: Leaf) -> click.Option | None:
+    """The option of `omlxctl serve` for one setting; None for those that only the file and the environment set."""
+    name = leaf.path.replace(".", "__")
+    if leaf.path == "cache.enabled":
+        return click.Option(["--no-cache", name], is_flag=True, flag_value=False, default=None, help="keep no KV of prompts")
+    if leaf.flag is None:
+        return None
+    text = leaf.setting.help + (" (repeatable)" if leaf.setting.many else "")
+    if leaf.setting.parse is switch:
+        return click.Option([f"--{leaf.flag}/--no-{leaf.flag}", name], default=None, help=text)
+    if leaf.default not in (None, ()):
+        text += f" [default: {leaf.default}]"
+    return click.Option([f"--{leaf.flag}", name], multiple=leaf.setting.many, metavar=leaf.key.upper(), help=text)
+
+
+def given_flags(values: dict[str, object]) -> dict[str, object]:
+    """What the command line really said, by key path."""
+    return {name.replace("__", "."): value for name, value in values.items() if "__" in name and value not in (None, ())}
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL…]")
+@click.option("--home", type=click.Path(path_type=Path), help="directory of this server [default: $OMLX_HOME or ~/.omlxd]")
+@pass_home
+def serve(here: Home, models: tuple[str, ...], home: Path | None, **flags: object) -> int:
+    """Run the server in the foreground until Ctrl-C.
+
+    Each MODEL is loaded at the start; all others are loaded when a request names them. Every flag is also a key of
+    settings.json and a variable OMLX_…; a flag wins over the variable, and the variable over the file.
+    """
+    if home:
+        here.given = home
+    given = given_flags(flags)
+    if models:
+        given["model.preload"] = (*cast("tuple[str, ...]", given.get("model.preload", ())), *models)
+    loaded = here.load(given)
+    from supervisor import daemon  # late: it brings asyncio, which no other command needs
+
+    return daemon.run(loaded)
+
+
+serve.params.extend(option for leaf in leaves() if (option := flag_of(leaf)))
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="everything, as JSON")
+@pass_home
+def status(here: Home, as_json: bool) -> None:
+    """Say whether the server runs, where, and how full its memory is."""
+    with here.client() as client:
+        result = client.call("status")
+    if as_json:
+        return terminal.print_json(result)
+    server = msgspec.convert(result, ServerStatus)
+    loaded = [model.id for model in server.models if model.state == "ready"]
+    terminal.print_facts(
+        {
+            "server": f"omlxd {server.version} (pid {server.pid}), up {terminal.age(server.started)}",
+            "address": f"http://{server.host}:{server.port}",
+            "home": server.home,
+            "memory": f"{terminal.size(server.charged_bytes)} of {terminal.size(server.budget_bytes)} given out",
+            "models": f"{len(server.models)} known, {len(loaded)} loaded{': ' + ', '.join(loaded) if loaded else ''}",
+            **{child.name: _child(child.state, child.pid, child.restarts) for child in server.children},
+        }
+    )
+    for warning in server.warnings:
+        terminal.warn(warning)
+    return None
+
+
+def _child(state: str, pid: int | None, restarts: int) -> str:
+    return state + (f" (pid {pid})" if pid else "") + (f", restarted {restarts} times" if restarts else "")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="everything, as JSON")
+@pass_home
+def ps(here: Home, as_json: bool) -> None:
+    """List the processes: each loaded model, and the server's own."""
+    with here.client() as client:
+        result = client.call("status")
+    server = msgspec.convert(result, ServerStatus)
+    live = [model for model in server.models if model.pid or model.state in LOADED or model.state in ("backoff", "failed")]
+    if as_json:
+        plain = cast("list[dict[str, object]]", result.get("models", []))
+        ids = {model.id for model in live}
+        return terminal.print_json(
+            {"models": [model for model in plain if model["id"] in ids], "children": result.get("children", [])}
+        )
+    rows = [_row(model) for model in live]
+    rows += [[c.name, c.state, str(c.pid or "-"), "-", "-", "-", terminal.age(c.since)] for c in server.children]
+    rows.insert(0, ["omlxd", "ready", str(server.pid), "-", "-", "-", terminal.age(server.started)])
+    terminal.print_table(["NAME", "STATE", "PID", "MEMORY", "RUNNING", "WAITING", "FOR"], rows)
+    for model in live:
+        if model.last_error and model.state in ("backoff", "failed"):
+            terminal.warn(f"{model.id}: {model.last_error.strip().splitlines()[-1]} (see: omlxctl logs {model.id})")
+    return None
+
+
+def _row(model: SlotStatus) -> list[str]:
+    state = model.state
+    if model.stage and model.state == "loading":
+        state += f" {model.stage}" + (f" {model.done / model.total:.0%}" if model.total > 1 else "")
+    memory = terminal.size(model.charged_bytes) if model.charged_bytes else "-"
+    return [model.id, state, str(model.pid or "-"), memory, str(model.leases), str(model.waiting), terminal.age(model.since)]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="the lists of key paths, as JSON")
+@pass_home
+def reload(here: Home, as_json: bool) -> None:
+    """Read settings.json again. A file with errors changes nothing."""
+    with here.client() as client:
+        result = client.call("reload")
+    if as_json:
+        return terminal.print_json(result)
+    changed, restart = (cast("list[str]", result.get(key, [])) for key in ("changed", "restart"))
+    for path in dict.fromkeys([*changed, *restart]):
+        click.echo(f"{path}: {'takes effect when the server is started again' if path in restart else 'changed'}")
+    if not changed and not restart:
+        click.echo("nothing changed")
+    return None
+
+
+@click.command()
+@pass_home
+def stop(here: Home) -> None:
+    """Stop the server: running answers end with an error, caches are written, every process is gone when this returns."""
+    with here.client() as client:
+        pid = client.pid
+        try:
+            client.call("stop")
+        except NotRunning:  # it went before its answer could be read
+            return
+    deadline = time.monotonic() + STOP_S
+    while running_pid(here.paths.lock) == pid:
+        if time.monotonic() > deadline:
+            raise CommandFailed(f"omlxd (pid {pid}) still runs after {STOP_S:.0f} s; to end it by force: kill -9 {pid}")
+        time.sleep(0.05)
