@@ -91,18 +91,15 @@ class MemorySettings:
         "balanced",
         "how much memory is left to the system",
         choice("safe", "balanced", "aggressive", "custom"),
-        applies="live",
     )
-    max_model_memory: Size | None = _leaf(
-        None, "most memory for models, e.g. 32GB or 80% of RAM", auto_or(size), applies="live"
-    )
-    max_process_memory: Size | None = _leaf(None, "most memory for the whole process tree", auto_or(size), applies="live")
+    max_model_memory: Size | None = _leaf(None, "most memory for models, e.g. 32GB or 80% of RAM", auto_or(size))
+    max_process_memory: Size | None = _leaf(None, "most memory for the whole process tree", auto_or(size))
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     max_concurrent_requests: int = _leaf(8, "requests that one model decodes at the same time", whole(1, 512), applies="load")
-    max_queue: int = _leaf(256, "requests that may wait for one model beyond those", whole(0), applies="live", flag=None)
+    max_queue: int = _leaf(256, "requests that may wait for one model beyond those", whole(0), flag=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,3 +269,9 @@ def leaves_of(section: str, cls: type) -> list[Leaf]:
 def leaves() -> list[Leaf]:
     """Every setting but those per model, in the order of the documentation."""
     return [leaf for section, cls in SECTIONS.items() for leaf in leaves_of(section, cls)]
+
+
+def value_of(settings: Settings, path: str) -> object:
+    """The value at a key path such as `server.port`."""
+    section, key = path.split(".")
+    return cast("object", getattr(getattr(settings, section), key))

@@ -1,0 +1,284 @@
+"""What omlxctl and the gateway's admin routes may ask for: one method per verb, notes while it lasts, one reply at its end."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from supervisor import slot_events as slots
+from supervisor.catalog import CatalogEntry
+from supervisor.catalog_edit import RemoveRefused, remove
+from supervisor.importing import Import, ImportOrder
+from supervisor.protocol import Call, Code, EventKind, Note, Reply, SlotStatus, plain
+from supervisor.settings import Settings, leaves, value_of
+from supervisor.settings_load import SettingsInvalid, load
+from supervisor.settings_values import Size
+
+if TYPE_CHECKING:
+    from supervisor.daemon import Supervisor
+
+log = logging.getLogger("admin")
+
+
+class Refused(Exception):
+    """A verb cannot be carried out; becomes the reply."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Admin:
+    def __init__(self, supervisor: "Supervisor") -> None:
+        self._supervisor = supervisor
+        self._waiting: dict[str, tuple[bytes, Call]] = {}
+        """Calls whose reply depends on the slot machine, by the name the machine knows them under."""
+        self._verbs: dict[str, Callable[[bytes, Call], None]] = {
+            "status": self._status,
+            "models": self._models,
+            "model": self._model,
+            "load": self._load,
+            "unload": self._unload,
+            "reset": self._reset,
+            "remove": self._remove,
+            "import": self._import,
+            "rescan": self._rescan,
+            "logs": self._logs,
+            "config": self._config,
+            "reload": self._reload,
+            "stop": self._stop,
+        }
+
+    def call(self, who: bytes, call: Call) -> None:
+        verb = self._verbs.get(call.verb)
+        try:
+            if verb is None:
+                raise Refused(Code.BAD_REQUEST, f"there is no verb {call.verb!r}")
+            verb(who, call)
+        except Refused as e:
+            self._refuse(who, call, e.code, str(e))
+
+    def done(self, effect: slots.CallDone) -> None:
+        """The machine has finished what a call asked of it."""
+        who, call = self._waiting.pop(effect.call)
+        if call.verb == "import":
+            if not effect.ok:
+                self._supervisor.importer.refused(f"import:{call.args.get('name')}", effect.code, effect.message)
+            return
+        if not effect.ok:
+            self._refuse(who, call, effect.code, effect.message)
+        elif call.verb == "remove":
+            self._remove_files(who, call)
+        else:
+            model = self._entry(call).id
+            worker = self._supervisor.fleet.worker(model)
+            load_s = worker.ready.load_s if worker and worker.ready else None
+            self._reply(who, call, {"model": model, "pid": worker.child.pid if worker else None, "load_s": load_s})
+
+    def progressed(self, status: SlotStatus) -> None:
+        """Everybody who waits for that model's load hears how far it is."""
+        data: dict[str, object] = {"state": status.state, "stage": status.stage, "done": status.done, "total": status.total}
+        for who, call in list(self._waiting.values()):
+            if call.verb == "load" and call.args.get("model") == status.id:
+                self._supervisor.send(who, Note(id=call.id, data=data))
+
+    # Verbs
+
+    def _status(self, who: bytes, call: Call) -> None:
+        self._reply(who, call, cast("dict[str, object]", plain(self._supervisor.status())))
+
+    def _models(self, who: bytes, call: Call) -> None:
+        catalog = self._supervisor.roster.catalog
+        self._reply(
+            who,
+            call,
+            {
+                "models": [plain(self._supervisor.slot_status(entry.id)) for entry in catalog.models],
+                "skipped": [{"path": str(s.path), "reason": s.reason} for s in catalog.skipped],
+                "dirs": [str(self._supervisor.paths.models), *self._supervisor.loaded.settings.model.model_dirs],
+            },
+        )
+
+    def _model(self, who: bytes, call: Call) -> None:
+        entry = self._entry(call)
+        roster = self._supervisor.roster
+        shown = cast("dict[str, object]", plain(self._supervisor.slot_status(entry.id)))
+        context = "model settings" if roster.settings.of_model(entry.id).context else "config.json"
+        worker = self._supervisor.fleet.worker(entry.id)
+        shown["defaults"] = {
+            "context": {"value": roster.context(entry), "source": context},
+            **{k: {"value": plain(d.value), "source": d.source} for k, d in roster.defaults(entry).items()},
+        }
+        shown["capabilities"] = plain(worker.ready.capabilities) if worker and worker.ready else None
+        self._reply(who, call, shown)
+
+    def _load(self, who: bytes, call: Call) -> None:
+        entry = self._entry(call)
+        if entry.files.problem is not None:
+            raise Refused(Code.MODEL_UNLOADABLE, f"{entry.id} cannot be served: {entry.files.problem}")
+        self._supervisor.happened(slots.LoadRequested(entry.id, self._wait(who, call), bool(call.args.get("pin"))))
+
+    def _unload(self, who: bytes, call: Call) -> None:
+        model = self._entry(call).id
+        self._supervisor.happened(slots.UnloadRequested(model, self._wait(who, call), bool(call.args.get("force"))))
+
+    def _reset(self, who: bytes, call: Call) -> None:
+        self._supervisor.happened(slots.ResetRequested(self._entry(call).id, self._wait(who, call)))
+
+    def _remove(self, who: bytes, call: Call) -> None:
+        """Unloads first; the files go when the worker is gone."""
+        model = self._entry(call).id
+        self._supervisor.happened(slots.UnloadRequested(model, self._wait(who, call), False))
+
+    def _remove_files(self, who: bytes, call: Call) -> None:
+        try:
+            remove(self._supervisor.paths.models, self._entry(call).path)
+        except RemoveRefused as e:
+            self._refuse(who, call, Code.NOT_ALLOWED, str(e))
+        except OSError as e:
+            self._refuse(who, call, Code.INTERNAL, f"{e.filename}: {e.strerror}")
+        else:
+            self._reply(who, call, self.rescan())
+
+    def _import(self, who: bytes, call: Call) -> None:
+        source, name = Path(str(call.args.get("file", ""))), str(call.args.get("name", ""))
+        if not source.is_absolute() or not source.is_file():
+            raise Refused(Code.BAD_REQUEST, f"{source} is not a file")
+        if not name or "/" in name or name.startswith("."):
+            raise Refused(Code.BAD_REQUEST, f"{name!r} cannot name a model")
+        if self._supervisor.importer.running(name):
+            raise Refused(Code.BUSY, f"{name} is being imported already")
+        order = ImportOrder(source, self._supervisor.paths.models, name, str(call.args.get("dtype", "auto")))
+        self._supervisor.importer.begin(
+            order,
+            call=self._wait(who, call),
+            on_note=lambda data: self._note(who, call, data),
+            on_end=lambda job: self._imported(who, call, job),
+        )
+
+    def _imported(self, who: bytes, call: Call, job: Import) -> None:
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting[1] is not call}
+        if job.result is None or job.error is not None:
+            self._refuse(who, call, job.code, job.error or "the import failed")
+            return
+        self.rescan()
+        self._reply(who, call, {**job.result, "model": job.order.name})
+
+    def _rescan(self, who: bytes, call: Call) -> None:
+        self._reply(who, call, self.rescan())
+
+    def rescan(self) -> dict[str, object]:
+        """Looks through the model directories again."""
+        from supervisor.daemon import read_roster
+
+        supervisor = self._supervisor
+        before = {entry.id for entry in supervisor.roster.catalog.models}
+        fresh = read_roster(supervisor.loaded.settings, supervisor.paths, supervisor.budget_bytes)
+        supervisor.change_roster(replace(fresh, extra_costs=supervisor.roster.extra_costs))
+        after = {entry.id for entry in fresh.catalog.models}
+        return {"added": sorted(after - before), "removed": sorted(before - after)}
+
+    def _logs(self, who: bytes, call: Call) -> None:
+        name = str(call.args.get("name", ""))
+        book = self._supervisor.books.get(name)
+        if book is None:
+            if self._supervisor.roster.catalog.get(name) is None:
+                raise Refused(Code.MODEL_NOT_FOUND, f"{name} is neither a model nor a process of this server")
+            book = self._supervisor.book(name)
+        lines = call.args.get("lines")
+        self._note(who, call, {"lines": book.tail(lines if isinstance(lines, int) else 200)})
+        if not call.args.get("follow"):
+            self._reply(who, call, {})
+            return
+
+        def more(new: list[str]) -> None:
+            if not self._note(who, call, {"lines": new}):
+                stop_following()
+
+        stop_following = book.follow(more)
+
+    def _config(self, who: bytes, call: Call) -> None:
+        loaded = self._supervisor.loaded
+        result: dict[str, object] = {
+            "values": shown_values(loaded.settings),
+            "sources": dict(loaded.sources),
+            "warnings": loaded.warnings,
+            "home": str(loaded.home),
+        }
+        self._reply(who, call, result)
+
+    def _reload(self, who: bytes, call: Call) -> None:
+        self._reply(who, call, self._read_settings())
+
+    def reload(self) -> None:
+        """SIGHUP. What is wrong is logged, and the old settings stay."""
+        try:
+            result = self._read_settings()
+        except Refused as e:
+            log.error("the settings are not taken over: %s", e)
+        else:
+            log.info("settings reloaded: %s", result)
+
+    def _read_settings(self) -> dict[str, object]:
+        supervisor, old = self._supervisor, self._supervisor.loaded
+        flags = {path: value_of(old.settings, path) for path, source in old.sources.items() if source.startswith("flag")}
+        try:
+            new = load(os.environ, flags, old.home)
+        except SettingsInvalid as e:
+            raise Refused("settings_invalid", "\n".join(e.problems)) from e
+        changed = [leaf for leaf in leaves() if value_of(old.settings, leaf.path) != value_of(new.settings, leaf.path)]
+        models = sorted(
+            m for m in {*old.settings.models, *new.settings.models} if old.settings.of_model(m) != new.settings.of_model(m)
+        )
+        supervisor.loaded = new
+        self.rescan()
+        for attendant in supervisor.attendants.values():
+            if attendant.hello:
+                supervisor.assign(attendant)
+        result: dict[str, object] = {
+            "changed": [leaf.path for leaf in changed] + [f"models.{m}" for m in models],
+            "restart": [leaf.path for leaf in changed if leaf.setting.applies == "start"],
+        }
+        supervisor.feed.publish(EventKind.SETTINGS, data=result)
+        return result
+
+    def _stop(self, who: bytes, call: Call) -> None:
+        self._reply(who, call, {})
+        self._supervisor.leave()
+
+    # Answers
+
+    def _entry(self, call: Call) -> CatalogEntry:
+        name = str(call.args.get("model", ""))
+        entry = self._supervisor.roster.catalog.get(name)
+        if entry is None:
+            known = ", ".join(e.id for e in self._supervisor.roster.catalog.models) or "none"
+            raise Refused(Code.MODEL_NOT_FOUND, f"there is no model {name!r}; known: {known}")
+        return entry
+
+    def _wait(self, who: bytes, call: Call) -> str:
+        key = f"{who.decode('utf-8', 'replace')}/{call.id}"
+        self._waiting[key] = (who, call)
+        return key
+
+    def _note(self, who: bytes, call: Call, data: dict[str, object]) -> bool:
+        return self._supervisor.send(who, Note(id=call.id, data=data))
+
+    def _reply(self, who: bytes, call: Call, result: dict[str, object]) -> None:
+        self._supervisor.send(who, Reply(id=call.id, ok=True, result=result))
+
+    def _refuse(self, who: bytes, call: Call, code: str, message: str) -> None:
+        self._supervisor.send(who, Reply(id=call.id, ok=False, code=code, message=message))
+
+
+def shown_values(settings: Settings) -> dict[str, object]:
+    """Every value by key path as JSON; secrets only as set or not set."""
+    shown: dict[str, object] = {}
+    for leaf in leaves():
+        value = value_of(settings, leaf.path)
+        if leaf.setting.secret and value is not None:
+            value = "(set)"
+        shown[leaf.path] = str(value) if isinstance(value, Size) else plain(value)
+    return shown

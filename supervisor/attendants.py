@@ -1,0 +1,164 @@
+"""The processes that are not workers of a model: gateway, text worker, janitor. Each is started again when it dies, ever later.
+
+The gateway is the one that cannot be done without: five deaths in a minute end the server.
+"""
+
+import asyncio
+import logging
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from supervisor.logs import LogBook
+from supervisor.process import Child, Exit
+from supervisor.protocol import ChildStatus
+
+log = logging.getLogger("attendants")
+
+WINDOW_S = 60.0
+DEATHS_ALLOWED = 5
+SOON_S = 0.05
+"""The first restart comes at once: a gateway that is gone is noticed by every client."""
+LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """How an attendant is started: `command` gets its identity, nonce and lifeline and returns the whole command line."""
+
+    name: str
+    identity_prefix: str
+    command: Callable[[str, str, int], Sequence[str]]
+    fds: tuple[int, ...] = ()
+    greets: bool = True
+    """Whether it says hello on the control socket; the janitor does not."""
+    indispensable: bool = False
+
+
+def pause_after(deaths_in_window: int, first_s: float = SOON_S) -> float:
+    """Seconds until the next start: at once, then 1, 2, 4 … seconds."""
+    if deaths_in_window <= 1:
+        return first_s
+    return min(LONGEST_PAUSE_S, 2.0 ** (deaths_in_window - 2))
+
+
+class Attendant:
+    """One duty and the process that does it now."""
+
+    def __init__(
+        self,
+        duty: Duty,
+        book: LogBook,
+        *,
+        on_lost: Callable[[str], None],
+        on_change: Callable[[ChildStatus], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        self.duty = duty
+        self.identity = b""
+        self.nonce = ""
+        self.hello = False
+        self._book = book
+        self._on_lost = on_lost
+        self._on_change = on_change
+        self._give_up = give_up
+        self._child: Child | None = None
+        self._gen = 0
+        self._deaths: deque[float] = deque()
+        self._since = time.time()
+        self._retry: asyncio.TimerHandle | None = None
+        self._leaving = False
+        self._gone = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    def start(self) -> None:
+        self._retry = None
+        self._gen += 1
+        identity, self.nonce, self.hello = f"{self.duty.identity_prefix}.{self._gen}", secrets.token_hex(16), False
+        self.identity = identity.encode()
+        self._gone.clear()
+        command = self.duty.command
+        try:
+            self._child = Child(
+                [],
+                self._book,
+                self._exited,
+                argv=lambda lifeline: command(identity, self.nonce, lifeline),
+                fds=self.duty.fds,
+            )
+        except OSError as e:
+            self._book.say(f"could not be started: {e}")
+            self._exited(Exit(71, None))
+            return
+        log.info("%s: process %d started", self.duty.name, self._child.pid)
+        self._changed()
+
+    def greeted(self) -> None:
+        self.hello = True
+        self._changed()
+
+    def status(self) -> ChildStatus:
+        up = self._child is not None and (self.hello or not self.duty.greets)
+        state = "running" if up else "starting" if self._child else "stopped" if self._leaving else "backoff"
+        return ChildStatus(name=self.duty.name, state=state, pid=self.pid, restarts=max(0, self._gen - 1), since=self._since)
+
+    def dismiss(self) -> None:
+        """From now on its end is expected and it is not started again."""
+        self._leaving = True
+        if self._retry is not None:
+            self._retry.cancel()
+
+    async def leave(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after `grace_s`; returns when the process is gone. Whoever can is asked by message before."""
+        self.dismiss()
+        if self._child is None:
+            return
+        try:
+            self._child.signal(signal.SIGTERM)
+            await asyncio.wait_for(self._gone.wait(), grace_s)
+        except TimeoutError:
+            log.warning("%s: SIGKILL to process %d", self.duty.name, self._child.pid)
+            self._child.kill()
+            await self._gone.wait()
+
+    async def gone(self, within_s: float) -> bool:
+        """Whether the process, already asked to go, is gone in time."""
+        if self._child is None:
+            return True
+        try:
+            await asyncio.wait_for(self._gone.wait(), within_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _exited(self, how: Exit) -> None:
+        lost, self._child = self.identity.decode(), None
+        self._gone.set()
+        self._on_lost(lost)
+        if not self._leaving:
+            log.error("%s: ended unasked: %s", self.duty.name, how)
+            self._plan_restart()
+        self._changed()
+
+    def _plan_restart(self) -> None:
+        now = time.monotonic()
+        self._deaths.append(now)
+        while self._deaths and self._deaths[0] < now - WINDOW_S:
+            self._deaths.popleft()
+        if self.duty.indispensable and len(self._deaths) >= DEATHS_ALLOWED:
+            last = "\n".join(self._book.tail(10))
+            self._give_up(
+                f"the {self.duty.name} died {len(self._deaths)} times within {WINDOW_S:.0f} s; its last words:\n{last}"
+            )
+            return
+        self._retry = asyncio.get_running_loop().call_later(pause_after(len(self._deaths)), self.start)
+
+    def _changed(self) -> None:
+        self._since = time.time()
+        self._on_change(self.status())

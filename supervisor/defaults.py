@@ -1,0 +1,36 @@
+"""What a request gets when it does not say: model settings > the model's generation_config.json > server settings. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from supervisor.settings import ModelSettings, SamplingSettings
+
+Source = Literal["model settings", "generation_config.json", "server settings"]
+
+FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("max_tokens", "chat_template_kwargs"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    value: object
+    source: Source
+
+
+def defaults_of(model: ModelSettings, generation: Mapping[str, object], server: SamplingSettings) -> dict[str, Default]:
+    """The default of every field that has one, with the place it comes from."""
+    found: dict[str, Default] = {}
+    for name in FIELDS:
+        places: tuple[tuple[Source, object], ...] = (
+            ("model settings", getattr(model, name, None)),
+            ("generation_config.json", generation.get(name)),
+            ("server settings", getattr(server, name, None)),
+        )
+        for source, value in places:
+            if value is not None:
+                found[name] = Default(value, source)
+                break
+    return found

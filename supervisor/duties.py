@@ -1,0 +1,73 @@
+"""Which attendants there are, how each is started, and what each is told when it reports. Pure but for the disk's size."""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+
+from supervisor import ipc
+from supervisor.attendants import Duty
+from supervisor.paths import Paths
+from supervisor.protocol import Assign
+from supervisor.settings import Settings
+
+JANITOR_INTERVAL_S = 5.0
+MIN_FREE_DISK_BYTES = 2 * 2**30
+CACHE_AUTO_SHARE = 0.10
+CACHE_AUTO_MOST_BYTES = 100 * 2**30
+
+Command = Callable[[str, str, int], Sequence[str]]
+
+
+def duties(settings: Settings, paths: Paths, http_fd: int) -> list[Duty]:
+    control = ipc.endpoint(paths.control)
+    found = [
+        Duty("gateway", "g", _child("gateway", control, "--http-fd", str(http_fd)), fds=(http_fd,), indispensable=True),
+        Duty("text", "t", _child("worker", control)),
+    ]
+    if settings.cache.enabled and not settings.cache.hot_cache_only:
+        found.append(Duty("janitor", "j", _janitor(settings, paths), greets=False))
+    return found
+
+
+def assignment(duty: Duty, settings: Settings, paths: Paths) -> Assign:
+    """A second one may follow when settings change that take effect at once."""
+    given: dict[str, object] = {"log_level": settings.server.log_level}
+    if duty.name == "gateway":
+        given |= {
+            "api_key": settings.auth.api_key,
+            "cors_origins": list(settings.server.cors_origins),
+            "allowed_hosts": list(settings.server.allowed_hosts),
+            "header_patience_s": settings.server.header_patience_s,
+            "keepalive_s": settings.server.keepalive_s,
+        }
+    return Assign(kind=duty.name, gen=0, data_endpoints=[ipc.endpoint(paths.data)], settings=given)
+
+
+def cache_cap_bytes(settings: Settings, paths: Paths) -> int:
+    """The most that all KV blocks together may take on disk."""
+    place = next((p for p in (paths.cache, *paths.cache.parents) if p.exists()), paths.home)
+    disk_bytes = shutil.disk_usage(place).total
+    chosen = settings.cache.ssd_cache_max_size
+    if chosen is not None:
+        return chosen.of(disk_bytes)
+    return min(CACHE_AUTO_MOST_BYTES, int(disk_bytes * CACHE_AUTO_SHARE))
+
+
+def _child(module: str, control: str, *more: str) -> Command:
+    def command(identity: str, nonce: str, lifeline: int) -> Sequence[str]:
+        head = [sys.executable, "-P", "-m", module, "--control", control]
+        return [*head, "--identity", identity, "--nonce", nonce, "--lifeline-fd", str(lifeline), *more]
+
+    return command
+
+
+def _janitor(settings: Settings, paths: Paths) -> Command:
+    def command(_identity: str, _nonce: str, lifeline: int) -> Sequence[str]:
+        return [
+            *(sys.executable, "-P", "-m", "cachestore.evict", "--root", str(paths.cache)),
+            *("--max-bytes", str(cache_cap_bytes(settings, paths))),
+            *("--min-free-bytes", str(MIN_FREE_DISK_BYTES), "--interval", str(JANITOR_INTERVAL_S)),
+            *("--lifeline-fd", str(lifeline)),
+        ]
+
+    return command

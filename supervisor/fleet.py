@@ -1,0 +1,196 @@
+"""The worker processes: carries out what the slot machine decided about them and tells it what they say.
+
+Knows identities, nonces and messages; decides nothing about when a worker lives or dies.
+"""
+
+import logging
+import secrets
+import signal
+import sys
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from supervisor import slot_events as slots
+from supervisor.build import build
+from supervisor.logs import LogBook
+from supervisor.process import Child, Exit
+from supervisor.protocol import (
+    VERSION,
+    Assign,
+    Beat,
+    Bye,
+    Code,
+    Fault,
+    GatewayLost,
+    Grant,
+    Hello,
+    LoadProgress,
+    Message,
+    Problem,
+    Ready,
+    Stop,
+    Want,
+)
+
+log = logging.getLogger("fleet")
+
+TAIL_LINES = 30
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One incarnation and what it said last."""
+
+    model: str
+    gen: int
+    identity: bytes
+    nonce: str
+    child: Child
+    ready: Ready | None = None
+    beat: Beat | None = None
+    greeted: bool = False
+    stopping: bool = False
+    faults: list[Fault] = field(default_factory=list["Fault"])
+
+
+class FleetShell(Protocol):
+    """What the fleet needs of the supervisor around it."""
+
+    control_endpoint: str
+
+    def happened(self, event: slots.SlotEvent) -> None: ...
+    def send(self, identity: bytes, message: Message) -> bool: ...
+    def assignment(self, model: str, gen: int) -> Assign: ...
+    def book(self, name: str) -> LogBook: ...
+
+
+class Fleet:
+    def __init__(self, shell: FleetShell) -> None:
+        self._shell = shell
+        self._numbers: dict[str, int] = {}
+        self._by_model: dict[str, WorkerProcess] = {}
+        self._by_identity: dict[bytes, WorkerProcess] = {}
+
+    def worker(self, model: str) -> WorkerProcess | None:
+        return self._by_model.get(model)
+
+    def workers(self) -> list[WorkerProcess]:
+        return list(self._by_model.values())
+
+    def identity(self, model: str, gen: int) -> str:
+        """Slots are numbered: a model id may hold bytes that do not fit a socket identity."""
+        number = self._numbers.setdefault(model, len(self._numbers))
+        return f"w.{number}.{gen}.0"
+
+    # Effects
+
+    def spawn(self, model: str, gen: int) -> None:
+        identity, nonce = self.identity(model, gen), secrets.token_hex(16)
+        book = self._shell.book(model)
+        try:
+            child = Child(
+                [sys.executable, "-P", "-m", "worker"],
+                book,
+                lambda how: self._exited(model, gen, how),
+                argv=lambda lifeline: [
+                    *("--control", self._shell.control_endpoint, "--identity", identity),
+                    *("--nonce", nonce, "--lifeline-fd", str(lifeline)),
+                ],
+            )
+        except OSError as e:
+            log.error("%s: no process could be started: %s", model, e)
+            self._shell.happened(slots.WorkerExited(model, gen, 71, None, f"no process could be started: {e}"))
+            return
+        log.info("%s: worker %d started (generation %d)", model, child.pid, gen)
+        worker = WorkerProcess(model, gen, identity.encode(), nonce, child)
+        self._by_model[model] = self._by_identity[worker.identity] = worker
+
+    def ask_stop(self, effect: slots.AskStop) -> None:
+        if worker := self._current(effect.model, effect.gen):
+            worker.stopping = True
+            log.info("%s: worker %d is asked to stop: %s", worker.model, worker.child.pid, effect.reason)
+            self._shell.send(worker.identity, Stop(reason=effect.reason, flush_deadline_s=effect.flush_deadline_s))
+
+    def terminate(self, model: str, gen: int) -> None:
+        if worker := self._current(model, gen):
+            log.info("%s: SIGTERM to worker %d", model, worker.child.pid)
+            worker.child.signal(signal.SIGTERM)
+
+    def kill(self, model: str, gen: int) -> None:
+        if worker := self._current(model, gen):
+            log.warning("%s: SIGKILL to worker %d", model, worker.child.pid)
+            worker.child.kill()
+
+    def dump_stacks(self, model: str, gen: int) -> None:
+        if worker := self._current(model, gen):
+            worker.child.signal(signal.SIGUSR1)
+
+    def gateway_lost(self, gateway: str) -> None:
+        for worker in self._by_model.values():
+            self._shell.send(worker.identity, GatewayLost(gateway=gateway))
+
+    # Messages
+
+    def knows(self, identity: bytes) -> bool:
+        return identity in self._by_identity
+
+    def take(self, identity: bytes, message: Message) -> None:
+        worker = self._by_identity[identity]
+        model, gen = worker.model, worker.gen
+        match message:
+            case Hello():
+                self._hello(worker, message)
+            case LoadProgress():
+                event = slots.WorkerProgress(model, gen, message.stage, message.done, message.total)
+                self._shell.happened(event)
+            case Ready():
+                worker.ready = message
+                log.info("%s: ready after %.1f s", model, message.load_s)
+                measured = message.weights_bytes
+                self._shell.happened(slots.WorkerReady(model, gen, measured, message.max_inflight))
+            case Beat():
+                worker.beat = message
+                queued = message.running + message.waiting
+                self._shell.happened(slots.WorkerBeat(model, gen, message.progress, queued))
+            case Want():
+                # One shared pool is a later chapter: for now nobody gets more than the assignment.
+                self._shell.send(identity, Grant())
+            case Fault():
+                worker.faults.append(message)
+                log.error("%s: %s: %s", model, message.code, message.message)
+                event = slots.WorkerFault(model, gen, message.code, message.message, message.fatal)
+                self._shell.happened(event)
+            case Bye():
+                if message.dropped:
+                    log.warning("%s: %d KV blocks were dropped at exit", model, message.dropped)
+            case _:
+                problem = Problem(code=Code.UNKNOWN_KIND, message=f"{message.KIND} is not for the supervisor")
+                self._shell.send(identity, problem)
+
+    def _hello(self, worker: WorkerProcess, hello: Hello) -> None:
+        if hello.nonce != worker.nonce:
+            log.error("%s: a process with a wrong nonce said hello; ignored", worker.model)
+            return
+        if (hello.v, hello.build) != (VERSION, build()):
+            message = f"this worker is build {hello.build}, the supervisor {build()}: restart omlxd"
+            self._shell.happened(slots.WorkerFault(worker.model, worker.gen, Code.VERSION_MISMATCH, message, True))
+            worker.child.kill()
+            return
+        if not worker.greeted:
+            worker.greeted = True
+            self._shell.happened(slots.WorkerHello(worker.model, worker.gen))
+        self._shell.send(worker.identity, self._shell.assignment(worker.model, worker.gen))
+
+    def _exited(self, model: str, gen: int, how: Exit) -> None:
+        worker = self._current(model, gen)
+        if worker is None:
+            return
+        del self._by_model[model]
+        del self._by_identity[worker.identity]
+        log.log(logging.INFO if worker.stopping else logging.ERROR, "%s: worker %d ended: %s", model, worker.child.pid, how)
+        tail = "\n".join(self._shell.book(model).tail(TAIL_LINES))
+        self._shell.happened(slots.WorkerExited(model, gen, how.code, how.signal, tail))
+
+    def _current(self, model: str, gen: int) -> WorkerProcess | None:
+        worker = self._by_model.get(model)
+        return worker if worker is not None and worker.gen == gen else None

@@ -1,0 +1,92 @@
+"""One log per process: the last lines in memory for `omlxctl logs` and crash reports, all of them in rotating files."""
+
+import logging
+import logging.handlers
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+RING_LINES = 2000
+FILE_BYTES = 10 * 2**20
+FILES_KEPT = 3
+LINE_BYTES = 8192
+"""A longer line is cut: a child that prints its tensors must not fill the ring."""
+
+
+class LogBook:
+    """The log of one name (a model id, `gateway`, `omlxd`, …), across the restarts of its process."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self._ring: deque[str] = deque(maxlen=RING_LINES)
+        self._followers: list[Callable[[list[str]], None]] = []
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+        self._file = logging.handlers.RotatingFileHandler(
+            directory / f"{safe}.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8", delay=True
+        )
+        self._file.setFormatter(logging.Formatter("%(message)s"))
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Raw output of the process; complete lines are taken over."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
+        self._add([line[:LINE_BYTES].decode("utf-8", "replace").rstrip("\r") for line in lines])
+
+    def end(self) -> None:
+        """The process is gone: an unfinished last line counts too."""
+        if self._rest:
+            self.feed(b"\n")
+
+    def say(self, line: str) -> None:
+        self._add([line])
+
+    def tail(self, lines: int) -> list[str]:
+        return list(self._ring)[-lines:] if lines > 0 else []
+
+    def follow(self, follower: Callable[[list[str]], None]) -> Callable[[], None]:
+        """Calls `follower` with every batch of new lines; the returned function ends it."""
+        self._followers.append(follower)
+        return lambda: self._followers.remove(follower) if follower in self._followers else None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add(self, lines: list[str]) -> None:
+        if not lines:
+            return
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
+        self._ring.extend(lines)
+        for line in lines:
+            self._file.emit(logging.makeLogRecord({"msg": f"{stamp} {line}"}))
+        for follower in list(self._followers):
+            follower(lines)
+
+
+class BookHandler(logging.Handler):
+    """Sends the supervisor's own log records to its book."""
+
+    def __init__(self, book: LogBook) -> None:
+        super().__init__()
+        self._book = book
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._book.say(self.format(record))
+
+
+def remove_old_files(directory: Path, retention_days: int) -> int:
+    """Deletes log files that nothing has written to for so long; returns how many."""
+    oldest = time.time() - retention_days * 86400
+    removed = 0
+    for path in directory.glob("*.log*"):
+        try:
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+                removed += 1
+        except OSError:
+            continue
+    return removed

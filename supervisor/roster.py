@@ -1,0 +1,97 @@
+"""The catalog joined with the settings: what a model costs to load, how its worker is set up, what its requests default to."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supervisor import budget, slot_events
+from supervisor.catalog import Catalog, CatalogEntry
+from supervisor.defaults import Default, defaults_of
+from supervisor.protocol import Assign, CacheGrant, Grants, ModelRef
+from supervisor.settings import Settings
+
+HOT_AUTO_SHARE = 16
+HOT_AUTO_MOST_BYTES = 8 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Answers questions about models under one version of catalog and settings."""
+
+    catalog: Catalog
+    settings: Settings
+    cache_dir: Path
+    budget_bytes: int
+    log_level: str = "info"
+    extra_costs: tuple[slot_events.ModelCost, ...] = field(default=())
+    """Work that is no model but takes memory like one: an import."""
+
+    def context(self, entry: CatalogEntry) -> int:
+        limit = self.settings.of_model(entry.id).context
+        return min(limit, entry.files.context) if limit else entry.files.context
+
+    def defaults(self, entry: CatalogEntry) -> dict[str, Default]:
+        return defaults_of(self.settings.of_model(entry.id), entry.files.generation, self.settings.sampling)
+
+    def max_batch(self, model: str) -> int:
+        return self.settings.of_model(model).max_concurrent_requests or self.settings.scheduler.max_concurrent_requests
+
+    def hot_bytes(self) -> int:
+        cache = self.settings.cache
+        if not cache.enabled:
+            return 0
+        if cache.hot_cache_max_size is not None:
+            return cache.hot_cache_max_size.of(self.budget_bytes)
+        return min(HOT_AUTO_MOST_BYTES, self.budget_bytes // HOT_AUTO_SHARE)
+
+    def load_sum(self, entry: CatalogEntry) -> budget.LoadSum:
+        return budget.load_sum(entry.files.weights_bytes, entry.files.kv_bytes_per_token, self.context(entry))
+
+    def estimate_bytes(self, entry: CatalogEntry) -> int:
+        return self.load_sum(entry).total_bytes + self.hot_bytes()
+
+    def costs(self) -> tuple[slot_events.ModelCost, ...]:
+        models = tuple(
+            slot_events.ModelCost(
+                entry.id,
+                self.estimate_bytes(entry),
+                load_key=self.load_key(entry),
+                load_detail=f"{self.load_sum(entry)} + hot cache {budget.gib(self.hot_bytes())}",
+            )
+            for entry in self.catalog.models
+        )
+        return models + self.extra_costs
+
+    def load_key(self, entry: CatalogEntry) -> str:
+        """Changes when a running worker would have to be loaded anew to honour files and settings."""
+        assign = self.assignment(entry, 0, "")
+        facts = [
+            str(entry.path.resolve()),
+            entry.files.weights_bytes,
+            entry.files.created,
+            self.context(entry),
+            assign.max_batch,
+            assign.settings,
+            [assign.cache.dir, assign.cache.block, assign.cache.hot_bytes],
+        ]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def assignment(self, entry: CatalogEntry, gen: int, data_endpoint: str) -> Assign:
+        cache = self.settings.cache
+        on_disk = cache.enabled and not cache.hot_cache_only
+        own = self.settings.of_model(entry.id).trust_remote_code
+        trust = self.settings.model.trust_remote_code if own is None else own
+        kv_bytes = self.load_sum(entry).kv_floor_bytes
+        return Assign(
+            kind="text",
+            gen=gen,
+            data_endpoints=[data_endpoint],
+            model=ModelRef(id=entry.id, path=str(entry.path), context=self.context(entry)),
+            max_batch=self.max_batch(entry.id),
+            grants=Grants(kv_bytes=kv_bytes, hot_bytes=self.hot_bytes()),
+            cache=CacheGrant(
+                dir=str(self.cache_dir) if on_disk else None, block=cache.block_tokens, hot_bytes=self.hot_bytes()
+            ),
+            settings={"trust_remote_code": trust, "log_level": self.log_level},
+        )

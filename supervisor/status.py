@@ -1,0 +1,61 @@
+"""What the server looks like from outside: catalog, slots and workers' last words joined into the protocol's values. Pure."""
+
+from dataclasses import dataclass
+
+from supervisor.catalog import CatalogEntry
+from supervisor.defaults import Default
+from supervisor.fleet import WorkerProcess
+from supervisor.protocol import SlotStatus, plain
+from supervisor.slot_events import SlotView
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """One moment on both clocks, to show the machine's monotonic times as dates."""
+
+    monotonic: float
+    wall: float
+
+    def date(self, moment: float) -> float:
+        return self.wall - (self.monotonic - moment)
+
+
+def slot_status(
+    entry: CatalogEntry,
+    view: SlotView | None,
+    worker: WorkerProcess | None,
+    *,
+    context: int,
+    estimate_bytes: int,
+    defaults: dict[str, Default],
+    clock: Clock,
+) -> SlotStatus:
+    """One model as everybody sees it."""
+    max_tokens = defaults["max_tokens"].value if "max_tokens" in defaults else None
+    beat = plain(worker.beat) if worker and worker.beat else None
+    return SlotStatus(
+        id=entry.id,
+        path=str(entry.path),
+        state=view.state.value if view else "idle",
+        context=context,
+        weights_bytes=entry.files.weights_bytes,
+        estimate_bytes=estimate_bytes,
+        charged_bytes=view.charged_bytes if view else 0,
+        created=entry.files.created,
+        gen=view.gen if view else 0,
+        pid=worker.child.pid if worker else None,
+        leases=view.leases if view else 0,
+        waiting=view.waiting if view else 0,
+        max_inflight=view.max_inflight if view else 0,
+        stage=view.stage or None if view else None,
+        done=view.done if view else 0,
+        total=view.total if view else 0,
+        since=clock.date(view.since) if view else 0.0,
+        last_used=clock.date(view.last_used) if view and view.last_used > 0 else None,
+        restarts=view.restarts if view else 0,
+        last_error=view.last_error or None if view else None,
+        max_tokens=max_tokens if isinstance(max_tokens, int) else None,
+        usable=entry.files.problem is None,
+        problem=entry.files.problem,
+        beat=beat if isinstance(beat, dict) else None,  # pyright: ignore[reportUnknownArgumentType]
+    )
