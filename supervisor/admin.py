@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 from supervisor import slot_events as slots
 from supervisor.catalog import CatalogEntry
-from supervisor.catalog_edit import RemoveRefused, remove
+from supervisor.catalog_edit import EditRefused, remove
 from supervisor.importing import Import, ImportOrder
 from supervisor.protocol import Call, Code, EventKind, Note, Reply, SlotStatus, plain
-from supervisor.settings import Settings, leaves, value_of
+from supervisor.settings import leaves, value_of
 from supervisor.settings_load import SettingsInvalid, load
-from supervisor.settings_values import Size
+from supervisor.settings_show import effective
 
 if TYPE_CHECKING:
     from supervisor.daemon import Supervisor
@@ -135,7 +135,7 @@ class Admin:
     def _remove_files(self, who: bytes, call: Call) -> None:
         try:
             remove(self._supervisor.paths.models, self._entry(call).path)
-        except RemoveRefused as e:
+        except EditRefused as e:
             self._refuse(who, call, Code.NOT_ALLOWED, str(e))
         except OSError as e:
             self._refuse(who, call, Code.INTERNAL, f"{e.filename}: {e.strerror}")
@@ -200,14 +200,7 @@ class Admin:
         stop_following = book.follow(more)
 
     def _config(self, who: bytes, call: Call) -> None:
-        loaded = self._supervisor.loaded
-        result: dict[str, object] = {
-            "values": shown_values(loaded.settings),
-            "sources": dict(loaded.sources),
-            "warnings": loaded.warnings,
-            "home": str(loaded.home),
-        }
-        self._reply(who, call, result)
+        self._reply(who, call, effective(self._supervisor.loaded))
 
     def _reload(self, who: bytes, call: Call) -> None:
         self._reply(who, call, self._read_settings())
@@ -271,14 +264,3 @@ class Admin:
 
     def _refuse(self, who: bytes, call: Call, code: str, message: str) -> None:
         self._supervisor.send(who, Reply(id=call.id, ok=False, code=code, message=message))
-
-
-def shown_values(settings: Settings) -> dict[str, object]:
-    """Every value by key path as JSON; secrets only as set or not set."""
-    shown: dict[str, object] = {}
-    for leaf in leaves():
-        value = value_of(settings, leaf.path)
-        if leaf.setting.secret and value is not None:
-            value = "(set)"
-        shown[leaf.path] = str(value) if isinstance(value, Size) else plain(value)
-    return shown

@@ -96,8 +96,12 @@ class Importer:
         self._shell.happened(slots.LoadRequested(order.slot, call))
 
     def refused(self, slot: str, code: str, message: str) -> None:
-        """The machine gave up on it; an error that its process reported itself says more."""
-        if job := self._imports.get(slot):
+        """The machine gave up on it; an error that its process reported itself says more.
+
+        An import that is done was "unloaded" by ourselves; its process has only to leave.
+        """
+        job = self._imports.get(slot)
+        if job is not None and job.result is None:
             self._end(job, code if job.error is None else job.code, job.error or message)
 
     # Effects
