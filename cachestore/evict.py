@@ -88,7 +88,7 @@ def run_pass(root: Path, policy: Policy, *, dry_run: bool = False) -> Report:
     """One look over the store, and the deletions that follow from it. With `dry_run` it only reports them."""
     try:
         if not tree.is_marked(root):
-            return Report("not_ours" if root.exists() else "missing")
+            return Report("not_ours" if root.exists() and any(root.iterdir()) else "missing")
         free_bytes = shutil.disk_usage(root).free
         chosen = plan(scan(root), free_bytes, policy, time.time_ns())
     except OSError as error:

@@ -4,6 +4,7 @@ Only format directories (v1, …) are looked into and links are never followed, 
 and then deleted. Must not decide anything.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,19 +38,18 @@ class Entry:
 
 
 def scan(root: Path) -> Iterator[Entry]:
-    """Every entry below the store's format directories. What vanishes meanwhile is left out. OSError for the root only."""
-    with os.scandir(root) as listing:
-        formats = [found for found in listing if found.is_dir(follow_symlinks=False)]
-    for found in formats:
-        number = tree.format_number(found.name)
-        if number is not None:
-            yield _entry(found, What.FIXTURE, found.stat(follow_symlinks=False))
-            yield from _below(found.path, 1, stale=number < KV_FORMAT, ours=number == KV_FORMAT)
+    """The root, its marker, and all that is below its format directories. Leaves out what vanishes meanwhile."""
+    formats = _formats(root)
+    for path in (root, root / tree.MARKER, *formats):
+        with contextlib.suppress(OSError):
+            yield _entry(str(path), What.FIXTURE, path.stat())
+    for path, number in formats.items():
+        yield from _below(str(path), 1, stale=number < KV_FORMAT, ours=number == KV_FORMAT)
 
 
 def pulse(root: Path) -> Pulse:
     """Differs from the last one when a file came or went since. Costs one stat per directory instead of one per file."""
-    formats = [path for path in directories(root) if tree.format_number(path.name) is not None]
+    formats = list(_formats(root))
     namespaces = [path for parent in formats for path in directories(parent)]
     prefixes = [path for parent in namespaces for path in directories(parent)]
     return frozenset((str(path), modified_ns(path)) for path in (root / tree.MARKER, *formats, *namespaces, *prefixes))
@@ -57,8 +57,7 @@ def pulse(root: Path) -> Pulse:
 
 def stale_formats(root: Path) -> list[Path]:
     """Directories of formats older than ours. A newer one belongs to a newer server: its bytes count, its files stay."""
-    numbers = ((path, tree.format_number(path.name)) for path in directories(root))
-    return [path for path, number in numbers if number is not None and number < KV_FORMAT]
+    return [path for path, number in _formats(root).items() if number < KV_FORMAT]
 
 
 def directories(path: Path) -> list[Path]:
@@ -74,6 +73,11 @@ def modified_ns(path: Path) -> int:
         return 0
 
 
+def _formats(root: Path) -> dict[Path, int]:
+    numbers = {path: tree.format_number(path.name) for path in directories(root)}
+    return {path: number for path, number in numbers.items() if number is not None}
+
+
 def _below(directory: str, depth: int, *, stale: bool, ours: bool) -> Iterator[Entry]:
     for found in _list(directory):
         try:
@@ -82,7 +86,7 @@ def _below(directory: str, depth: int, *, stale: bool, ours: bool) -> Iterator[E
         except OSError:
             continue
         what = What.STALE_FORMAT if stale else _what(found.name, depth, is_dir=is_dir) if ours else What.FIXTURE
-        yield _entry(found, What.FIXTURE if is_dir and what is not What.BAD else what, status)
+        yield _entry(found.path, What.FIXTURE if is_dir and what is not What.BAD else what, status)
         if is_dir:
             yield from _below(found.path, depth + 1, stale=stale, ours=ours)
 
@@ -106,7 +110,7 @@ def _list(directory: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def _entry(found: os.DirEntry[str], what: What, status: os.stat_result) -> Entry:
+def _entry(path: str, what: What, status: os.stat_result) -> Entry:
     # The disk may hold more than the length (a last partial block) or less as yet (delayed allocation): count the larger.
     size_bytes = max(status.st_size, status.st_blocks * 512)
-    return Entry(found.path, what, size_bytes, status.st_mtime_ns, status.st_ctime_ns)
+    return Entry(path, what, size_bytes, status.st_mtime_ns, status.st_ctime_ns)
