@@ -1,0 +1,90 @@
+"""The gateway process: `python -P -m gateway …`, started by the supervisor with a listening socket.
+
+Order: report for duty, bind data.sock, wait for the first snapshot, then serve HTTP. It ends by a `stop` message or SIGTERM, or
+at once when the supervisor is gone: connections are cut then, so no client takes it for the end of an answer.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+from aiohttp import web
+
+from gateway.app import make_app
+from gateway.control import Control
+from gateway.desk import Desk
+from gateway.link import Link
+from gateway.presence import Presence
+from gateway.workers import Workers
+from supervisor.child import ChildArgs, child_args, settle_in
+
+START_LIMIT_S = 30.0
+SHUTDOWN_TIMEOUT_S = 2.0
+"""aiohttp applies it twice."""
+BEAT_EVERY_S = 1.0
+
+log = logging.getLogger("gateway")
+
+
+async def run(args: ChildArgs, http: socket.socket) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    control = Control(args, context)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, control.stopped.set)
+    async with asyncio.timeout(START_LIMIT_S):
+        assign = await control.assigned()
+        workers = Workers(Path(assign.data_endpoints[0].removeprefix("ipc://")), context)
+        link = Link(control, workers)
+        await control.watch(link)
+    presence = Presence()
+    runner = web.AppRunner(
+        make_app(Desk(control, link), presence),
+        handler_cancellation=True,
+        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+        access_log=None,
+    )
+    await runner.setup()
+    await web.SockSite(runner, http, backlog=1024).start()
+    log.info("serving as %s", args.identity)
+    background = [asyncio.create_task(presence.probe_forever()), asyncio.create_task(_beat(control, link))]
+    await control.stopped.wait()
+    log.info("stopping")
+    await _end(runner, link)
+    for task in background:
+        task.cancel()
+    workers.close()
+    control.close()
+    context.term()
+
+
+async def _beat(control: Control, link: Link) -> None:
+    while True:
+        control.beat(link.inflight)
+        await asyncio.sleep(BEAT_EVERY_S)
+
+
+async def _end(runner: web.AppRunner, link: Link) -> None:
+    """Every stream gets its error event before connections are closed."""
+    for site in list(runner.sites):
+        await site.stop()
+    link.shut()
+    await runner.cleanup()
+
+
+def main(argv: Sequence[str]) -> None:
+    args = child_args(argv)
+    if args.http_fd is None:
+        sys.exit("--http-fd is missing")
+    settle_in(args.lifeline_fd, lambda: os._exit(1))
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    os.set_inheritable(args.http_fd, False)
+    asyncio.run(run(args, socket.socket(fileno=args.http_fd)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

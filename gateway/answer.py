@@ -1,0 +1,72 @@
+"""What one HTTP handler holds of its answer: one exchange per prompt, and the inbox they write to."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gateway.errors import api_error
+from gateway.inbox import Failed, Inbox, Output, Update
+from gateway.link import Link
+from gateway.request import GenerateRequest
+from supervisor.protocol import FinishReason, Usage
+
+
+@dataclass(slots=True)
+class Choice:
+    """One finished answer."""
+
+    text: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+
+
+class Answer:
+    def __init__(self, link: Link, name: str, requests: Sequence[GenerateRequest]) -> None:
+        self.inbox = Inbox()
+        self.unfinished = len(requests)
+        self._link = link
+        self._exchanges = [link.start(f"{name}.{index}", index, request, self.inbox) for index, request in enumerate(requests)]
+
+    @property
+    def count(self) -> int:
+        return len(self._exchanges)
+
+    async def take(self, timeout_s: float | None = None) -> list[Update]:
+        """As `Inbox.take`; keeps count of the choices that are still going."""
+        updates = await self.inbox.take(timeout_s)
+        self.unfinished -= sum(isinstance(update, Output) and update.row.finish is not None for update in updates)
+        return updates
+
+    async def whole(self) -> list[Choice]:
+        """Every choice to its end; raises the `ApiError` of the first that fails."""
+        choices = [Choice() for _ in self._exchanges]
+        while self.unfinished:
+            for update in await self.take():
+                if isinstance(update, Failed):
+                    raise api_error(update.failure)
+                if isinstance(update, Output):
+                    _add(choices[update.index], update)
+        return choices
+
+    def leave(self) -> None:
+        for exchange in self._exchanges:
+            self._link.leave(exchange)
+
+
+@contextmanager
+def answer(link: Link, name: str, requests: Sequence[GenerateRequest]) -> Generator[Answer]:
+    """Whatever ends the handler, also a client that disconnects, ends what it asked for."""
+    held = Answer(link, name, requests)
+    try:
+        yield held
+    finally:
+        held.leave()
+
+
+def _add(choice: Choice, output: Output) -> None:
+    row = output.row
+    for piece in row.pieces:
+        (choice.reasoning if piece.kind == "reasoning" else choice.text).append(piece.text)
+    if row.finish is not None:
+        choice.finish, choice.usage = row.finish, row.usage

@@ -1,0 +1,120 @@
+"""The HTTP application: routes, and what happens to every request before and after its handler."""
+
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+
+from gateway.auth import require_key
+from gateway.desk import DESK, IGNORED, REQUEST_ID, Desk
+from gateway.errors import ApiError, error_response
+from gateway.openai_chat import chat_completions
+from gateway.openai_completions import completions
+from gateway.openai_models import model, models
+from gateway.origin import OriginRules, cors_headers
+from gateway.presence import Presence
+from gateway.status import api_status, health
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+CORS = web.RequestKey("cors", dict[str, str])
+PRESENCE = web.AppKey("presence", Presence)
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def make_app(desk: Desk, presence: Presence) -> web.Application:
+    app = web.Application(middlewares=[errors_as_json, guarded])
+    app[DESK] = desk
+    app[PRESENCE] = presence
+    app.on_response_prepare.append(_add_headers)
+    for prefix in ("/v1", ""):
+        app.router.add_post(f"{prefix}/chat/completions", chat_completions)
+        app.router.add_post(f"{prefix}/completions", completions)
+        app.router.add_get(f"{prefix}/models", models)
+        app.router.add_get(f"{prefix}/models/{{id:.+}}", model)
+    app.router.add_get("/health", health)
+    app.router.add_get("/api/status", api_status)
+    return app
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The task boundary of one request: whatever goes wrong becomes a JSON body, or an aborted connection mid-stream."""
+    request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
+    try:
+        async with request.app[PRESENCE].watched(request):
+            return await handler(request)
+    except ApiError as e:
+        return error_response(e)
+    except web.HTTPException as e:
+        return error_response(_routing_error(request, e))
+    except ConnectionError:
+        raise  # the client has left
+    except Exception:
+        log.exception("%s %s %s failed", request[REQUEST_ID], request.method, request.path)
+        if request.writer.output_size > 0:
+            if request.transport is not None:
+                request.transport.abort()
+            raise
+        return error_response(ApiError(500, "server_error", "The gateway failed; its log has the details.", code="internal"))
+
+
+@web.middleware
+async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Host, Origin, preflight, key: in this order, before any body is read."""
+    rules = _rules(request)
+    host = request.headers.get("Host")
+    if not rules.host_allowed(host):
+        raise _forbidden("This server does not answer to that host; the setting allowed_hosts can add it.", "host_not_allowed")
+    origin = request.headers.get("Origin")
+    if origin is not None:
+        if rules.origin_allowed(origin, host):
+            request[CORS] = cors_headers(origin, request.headers)
+        elif request.method not in _READS:
+            raise _forbidden("Pages of that origin may not call; the setting cors_origins can allow it.", "origin_not_allowed")
+    if request.method == "OPTIONS":
+        return web.Response(status=204)
+    require_key(request, request.app[DESK].config.api_key)
+    return await handler(request)
+
+
+def _rules(request: web.Request) -> OriginRules:
+    desk = request.app[DESK]
+    local = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    own = {str(address) for address in (desk.feed.host, local[0] if local else None) if address}
+    return OriginRules(frozenset(own), desk.config.allowed_hosts, desk.config.cors_origins)
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """On every response, streams included. OpenAI's clients read the first name, Anthropic's the second."""
+    if REQUEST_ID in request:
+        response.headers["x-request-id"] = response.headers["request-id"] = request[REQUEST_ID]
+    if CORS in request:
+        response.headers.update(request[CORS])
+    if request.get(IGNORED):
+        response.headers["x-omlxd-ignored"] = _header_list(request[IGNORED])
+
+
+def _header_list(names: Sequence[str]) -> str:
+    """Names are the client's: only what is safe in a header, and not more than a proxy takes."""
+    return ", ".join(re.sub(r"[^\w.\-\[\]]", "?", name[:64], flags=re.ASCII) for name in names[:50])
+
+
+def _routing_error(request: web.Request, error: web.HTTPException) -> ApiError:
+    if error.status == 404:
+        message = f"There is no {request.path} here."
+    elif error.status == 405:
+        message = f"{request.path} does not take {request.method}."
+    else:
+        message = error.reason
+    answer = ApiError(error.status, "invalid_request_error", message, code="not_found" if error.status == 404 else None)
+    if "Allow" in error.headers:
+        answer.headers["Allow"] = error.headers["Allow"]
+    return answer
+
+
+def _forbidden(message: str, code: str) -> ApiError:
+    return ApiError(403, "invalid_request_error", message, code=code)

@@ -1,0 +1,54 @@
+"""What the gateway knows of the server: the supervisor's snapshot, kept current by its events. No sockets, no clock."""
+
+import msgspec
+
+from supervisor.protocol import Event, EventKind, ServerStatus, SlotStatus, Snapshot
+
+READY = "ready"
+
+
+class Feed:
+    """Models by id, in the order the supervisor named them."""
+
+    def __init__(self) -> None:
+        self._server: ServerStatus | None = None
+        self._models: dict[str, SlotStatus] = {}
+        self._seq = -1
+
+    @property
+    def host(self) -> str | None:
+        return self._server.host if self._server else None
+
+    @property
+    def version(self) -> str:
+        return self._server.version if self._server else ""
+
+    @property
+    def models(self) -> list[SlotStatus]:
+        return list(self._models.values())
+
+    def snapshot(self, message: Snapshot) -> None:
+        self._server = message.status
+        self._models = {slot.id: slot for slot in message.status.models}
+        self._seq = message.seq
+
+    def event(self, event: Event) -> None:
+        """Only slots move; an event the snapshot already held is old news."""
+        if event.kind != EventKind.SLOT or event.seq <= self._seq:
+            return
+        self._seq = event.seq
+        if event.status is not None:
+            self._models[event.status.id] = event.status
+        elif event.model is not None:
+            self._models.pop(event.model, None)
+
+    def find(self, name: str) -> SlotStatus | None:
+        """By id, else by alias."""
+        return self._models.get(name) or next((slot for slot in self._models.values() if name in slot.aliases), None)
+
+    def status(self) -> ServerStatus | None:
+        """The snapshot with the models as they are now; None before there is one."""
+        if self._server is None:
+            return None
+        charged_bytes = sum(slot.charged_bytes for slot in self._models.values())
+        return msgspec.structs.replace(self._server, models=self.models, charged_bytes=charged_bytes)

@@ -1,0 +1,86 @@
+"""What one HTTP handler has yet to read of its answer: bounded, so that a client which stops reading costs only itself.
+
+Filled by the link, emptied by the handler, both on the event loop. Several exchanges of one handler share an inbox.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.errors import Failure
+from supervisor.protocol import Accepted, Row
+
+MAX_ROWS = 1000
+MAX_TEXT_CHARS = 1 << 20
+STALLED_AFTER_S = 1.0
+"""A burst within one turn of the loop is no slow reader: only a handler that has not come by for this long is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker accepted the request: its prompt is fine and its turn will come."""
+
+    index: int
+    accepted: Accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    index: int
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last update of its exchange."""
+
+    index: int
+    failure: Failure
+
+
+Update = Started | Output | Failed
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.on_overflow: Callable[[], None] | None = None
+        """Called once when the handler stalls with the bounds exceeded; has to end the request."""
+        self._updates: list[Update] = []
+        self._text_chars = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._taken_at = self._loop.time()
+
+    def put(self, update: Update) -> None:
+        self._updates.append(update)
+        if isinstance(update, Output):
+            self._text_chars += sum(len(piece.text) for piece in update.row.pieces)
+            self._check_bounds()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self, timeout_s: float | None = None) -> list[Update]:
+        """Everything there is, waiting for at least one update; empty once `timeout_s` has passed."""
+        if not self._updates:
+            self._waiter = self._loop.create_future()
+            timer = self._loop.call_later(timeout_s, self._time_out) if timeout_s is not None else None
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        updates, self._updates = self._updates, []
+        self._text_chars = 0
+        self._taken_at = self._loop.time()
+        return updates
+
+    def _time_out(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _check_bounds(self) -> None:
+        full = len(self._updates) > MAX_ROWS or self._text_chars > MAX_TEXT_CHARS
+        if full and self.on_overflow is not None and self._loop.time() - self._taken_at > STALLED_AFTER_S:
+            on_overflow, self.on_overflow = self.on_overflow, None
+            on_overflow()

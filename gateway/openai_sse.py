@@ -1,0 +1,90 @@
+"""The frame around OpenAI's stream events: one id, model and time for all chunks of a stream, usage on request, then `[DONE]`.
+
+What a choice looks like differs between chat and completions and is theirs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.errors import ApiError, error_body
+from gateway.inbox import Output, Started
+from gateway.openai_usage import usage_body
+from supervisor.protocol import Usage
+
+DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all chunks of a stream, or the whole body of a plain answer, have in common."""
+
+    id: str
+    kind: str
+    created: int
+    model: str
+    """As the client named it."""
+    fingerprint: str
+
+    def body(self, choices: Sequence[dict[str, object]]) -> dict[str, object]:
+        return {
+            "id": self.id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class UsageWanted:
+    at_end: bool
+    in_every_chunk: bool
+
+
+class Frames:
+    """Turns choices into events and keeps the token counts that go with them."""
+
+    def __init__(self, envelope: Envelope, wanted: UsageWanted) -> None:
+        self._envelope = envelope
+        self._wanted = wanted
+        self._usages: dict[int, Usage] = {}
+
+    def started(self, update: Started) -> None:
+        accepted = update.accepted
+        self._usages[update.index] = Usage(
+            prompt_tokens=accepted.prompt_tokens,
+            completion_tokens=0,
+            cached_hot=accepted.cached_hot,
+            cached_cold=accepted.cached_cold,
+        )
+
+    def count(self, update: Output) -> None:
+        row = update.row
+        before = self._usages.get(update.index)
+        if row.usage is not None:
+            self._usages[update.index] = row.usage
+        elif before is not None:
+            self._usages[update.index] = msgspec.structs.replace(before, completion_tokens=row.tokens)
+
+    def chunk(self, choice: dict[str, object]) -> bytes:
+        body = self._envelope.body([choice])
+        if self._wanted.at_end:
+            body["usage"] = usage_body(self._usages.values()) if self._wanted.in_every_chunk else None
+        return _event(body)
+
+    def closing(self) -> bytes:
+        if not self._wanted.at_end:
+            return DONE
+        return _event({**self._envelope.body([]), "usage": usage_body(self._usages.values())}) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """No finish_reason and no [DONE] follow: clients take either for success."""
+        return _event(error_body(error))
+
+
+def _event(body: dict[str, object]) -> bytes:
+    return b"data: " + _encoder.encode(body) + b"\n\n"

@@ -1,0 +1,166 @@
+"""The OpenAI dialect's request bodies: types and ranges, and their neutral form. Values are taken strictly: "1" is no number.
+
+Which fields exist at all is in `openai_fields`. An error names the field as the client wrote it: `messages[2].content`.
+"""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from gateway.errors import InvalidRequest
+from gateway.openai_values import Content, as_content, as_logit_bias, as_prompts, as_stops, as_template_kwargs, travels
+from gateway.request import GenerateRequest
+from supervisor.protocol import Code, Prompt, Sampling
+
+MAX_STOPS = 20
+INT64 = 2**63
+
+
+class _Body(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Generation(_Body):
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), BeforeValidator(as_stops)] = []
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[int, float] | None, PlainValidator(as_logit_bias)] = None
+    cache_salt: str | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def sampling(self) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=0 if self.top_k == -1 else self.top_k,  # both say "off"
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+        )
+
+
+class ChatMessage(_Body):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[Content, PlainValidator(as_content)] = None
+    name: str | None = None
+    tool_calls: Annotated[list[dict[str, object]], BeforeValidator(travels)] | None = None
+    tool_call_id: str | None = None
+    function_call: Annotated[dict[str, object], BeforeValidator(travels)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls and not self.function_call and self.role not in ("tool", "function"):
+            raise PydanticCustomError("missing_content", "a {role} message needs content", {"role": self.role})
+        return self
+
+    def plain(self) -> dict[str, object]:
+        """What the chat template sees; null content is an empty text, since templates concatenate it."""
+        message: dict[str, object] = {"role": self.role, "content": self.content if self.content is not None else ""}
+        extra = {
+            "name": self.name,
+            "tool_calls": self.tool_calls,
+            "tool_call_id": self.tool_call_id,
+            "function_call": self.function_call,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+        }
+        message.update({key: value for key, value in extra.items() if value})
+        return message
+
+
+class ChatRequest(_Generation):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    chat_template_kwargs: Annotated[dict[str, object], PlainValidator(as_template_kwargs)] = {}
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise PydanticCustomError("exclusive", "continue_final_message and add_generation_prompt exclude each other")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise PydanticCustomError("exclusive", "continue_final_message needs an assistant message at the end")
+        return self
+
+    def neutral(self) -> GenerateRequest:
+        return GenerateRequest(
+            model=self.model,
+            task="chat",
+            prompt=Prompt(messages=[message.plain() for message in self.messages]),
+            sampling=self.sampling(),
+            max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
+            stop=tuple(self.stop),
+            template_kwargs=self._for_template(),
+            continue_final=bool(self.continue_final_message),
+            cache_salt=self.cache_salt,
+        )
+
+    def _for_template(self) -> dict[str, object]:
+        """Effort goes where templates look for it; what the client says to the template itself wins."""
+        kwargs: dict[str, object] = {}
+        if self.reasoning_effort is not None:
+            kwargs["reasoning_effort"] = self.reasoning_effort
+            kwargs["enable_thinking"] = self.reasoning_effort != "none"
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            kwargs["add_generation_prompt"] = False
+        return kwargs | self.chat_template_kwargs
+
+
+class CompletionRequest(_Generation):
+    prompt: Annotated[list[Prompt], PlainValidator(as_prompts)]
+
+    def neutral(self) -> list[GenerateRequest]:
+        """One request per prompt."""
+        return [
+            GenerateRequest(
+                model=self.model,
+                task="complete",
+                prompt=prompt,
+                sampling=self.sampling(),
+                max_tokens=self.max_tokens,
+                stop=tuple(self.stop),
+                cache_salt=self.cache_salt,
+            )
+            for prompt in self.prompt
+        ]
+
+
+def invalid(error: ValidationError) -> InvalidRequest:
+    """The first thing wrong, in OpenAI's words."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).lstrip(".")
+    if first["type"] == "missing":
+        return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if first["type"] == Code.UNSUPPORTED:
+        return InvalidRequest(f"Invalid '{param}': {first['msg']}.", param=param, code=Code.UNSUPPORTED)
+    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    return InvalidRequest(f"Invalid '{param}': {first['msg']}.", param=param or None, code=code)
