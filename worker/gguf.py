@@ -107,7 +107,8 @@ def _parts(source: Path) -> list[Path]:
     missing = [part.name for part in parts if not part.exists()]
     if missing:
         raise ImportRefused(
-            "incomplete_split", f"{source.name} is one part of {count}; missing beside it: {', '.join(missing)}. Fetch them all."
+            "incomplete_split",
+            f"{source.name} is one part of {count}; missing beside it: {', '.join(missing)}. Fetch them all.",
         )
     return parts
 

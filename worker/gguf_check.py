@@ -5,6 +5,7 @@ The only part of the import that uses MLX. It knows the directory, not where it 
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -14,6 +15,8 @@ from worker.gguf import ImportRefused
 QUESTION = "What is the capital of France?"
 TEXT = "The capital of France is"
 SAMPLE_TOKENS = 16
+# The sample ends early after this long: packed weights on a CPU take seconds a token.
+SAMPLE_TIME_S = 10.0
 
 
 class _Tokenizer(Protocol):
@@ -48,6 +51,7 @@ def greedy_sample(directory: Path) -> str:
     model, tokenizer = loaded[0], cast(_Tokenizer, loaded[1])
     prompt = mx.array(_prompt(tokenizer))
     tokens: list[int] = []
+    end_s = time.monotonic() + SAMPLE_TIME_S
     for token, logprobs in generate_step(prompt, model, max_tokens=SAMPLE_TOKENS):
         if not mx.isfinite(logprobs).all().item():
             raise ImportRefused(
@@ -56,6 +60,8 @@ def greedy_sample(directory: Path) -> str:
         if token in tokenizer.eos_token_ids:
             break
         tokens.append(int(token))
+        if time.monotonic() > end_s:
+            break
     return tokenizer.decode(tokens)
 
 

@@ -13,6 +13,7 @@ from gguf import dequantize
 from worker.gguf import GgufFile, GgufTensor, ImportRefused
 from worker.gguf_names import ATTENTION, MLP, architecture, has_bias
 from worker.gguf_tensors import Layout
+from worker.gguf_tokenizer import TokenType
 
 MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 CLASSES = {
@@ -25,9 +26,18 @@ CLASSES = {
 GEMMA3_27B_LAYERS = 62
 # Control tokens that end a turn in some chat format although their GGUF may name only one as end of sequence.
 END_OF_TURN = frozenset(
-    "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <end_of_turn> <end_of_utterance> <EOT>".split()
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<EOT>",
+    }
 )
-CONTROL = 3
 _SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_p": "top_p",
@@ -86,7 +96,11 @@ def end_token_ids(file: GgufFile) -> list[int]:
     """The end of sequence first, then what else ends a turn."""
     named = (file.integer(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     tokens, types = file.list_of("tokenizer.ggml.tokens", str), file.list_of("tokenizer.ggml.token_type", int)
-    known = (i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and text in END_OF_TURN)
+    known = (
+        i
+        for i, (text, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind == TokenType.CONTROL and text in END_OF_TURN
+    )
     return list(dict.fromkeys(token for token in (*named, *known) if token is not None))
 
 

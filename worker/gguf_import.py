@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
+from supervisor.child import settle_in
 from worker.gguf import GgufFile, ImportRefused, open_gguf
 from worker.gguf_check import greedy_sample, has_gpu
 from worker.gguf_config import generation_config, model_config
@@ -48,9 +47,7 @@ class Request:
 
 def main() -> None:
     request = _parse(sys.argv[1:])
-    # The supervisor decides about Ctrl-C; SIGTERM unwinds so that the hidden directory goes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         import_model(request)
     except ImportRefused as refusal:
@@ -62,10 +59,14 @@ def main() -> None:
         sys.exit(_fail(EXIT_FAILED, "import_failed", f"{type(error).__name__}: {error}"))
 
 
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(EXIT_TERMINATED)  # unwinds, so that the hidden directory goes
+
+
 def import_model(request: Request) -> None:
     with Staging(request.models_dir, request.name) as staging:
         if request.lifeline_fd is not None:
-            _end_with_parent(request.lifeline_fd, staging.discard)
+            settle_in(request.lifeline_fd, on_orphaned=staging.discard)
         _say("read", 0, 1)
         file = open_gguf(request.source)
         architecture(file)
@@ -81,8 +82,9 @@ def import_model(request: Request) -> None:
 def _write_model(file: GgufFile, request: Request, directory: Path) -> tuple[str, int]:
     """Cheap refusals come first: nothing is converted for a model whose names or tokenizer do not fit."""
     plan = plan_tensors(file)
-    policy: Policy = request.dtype if request.dtype != "auto" else ("keep" if has_gpu() else "float32")
-    layout = choose_layout(plan, policy)
+    on_gpu = has_gpu()
+    policy: Policy = request.dtype if request.dtype != "auto" else ("keep" if on_gpu else "float32")
+    layout = choose_layout(plan, policy, on_gpu)
     size_bytes = weights_bytes(plan, layout)
     _require_space(directory, size_bytes)
     _say("tokenizer", 0, 1)
@@ -115,18 +117,6 @@ def _write_templates(directory: Path, templates: dict[str, str]) -> None:
 
 def _write_json(path: Path, value: dict[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _end_with_parent(lifeline_fd: int, discard: Callable[[], None]) -> None:
-    """The supervisor holds the other end of this pipe for life; end of file means that it is gone."""
-
-    def wait() -> None:
-        while os.read(lifeline_fd, 1):
-            pass
-        discard()
-        os._exit(EXIT_FAILED)
-
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
 def _say(stage: Stage, done: int, total: int) -> None:

@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,9 @@ class Staging:
 
     def __init__(self, models_dir: Path, name: str) -> None:
         if not NAME.fullmatch(name):
-            raise ImportRefused("bad_name", f"{name!r} cannot be a model's name: use letters, digits, dot, dash and underscore.")
+            raise ImportRefused(
+                "bad_name", f"{name!r} cannot be a model's name: use letters, digits, dot, dash and underscore."
+            )
         self._models_dir = models_dir
         self._name = name
         self._target = models_dir / name
@@ -45,9 +47,7 @@ class Staging:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.discard()
 
     def publish(self) -> Path:
@@ -67,11 +67,13 @@ class Staging:
 
     def _refuse_taken(self) -> None:
         if self._target.exists():
-            raise ImportRefused("name_taken", f"{self._target} exists already. Choose another --name, or remove that model first.")
+            raise ImportRefused(
+                "name_taken", f"{self._target} exists already. Choose another --name, or remove that model first."
+            )
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _locked(directory: Path) -> Generator[None]:
     fd = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -49,9 +49,7 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
         tokenizer = _sentencepiece(file, vocabulary)
     else:
         raise ImportRefused("unsupported_tokenizer", f"the GGUF's tokenizer is of kind {kind}; importable are gpt2 and llama.")
-    # Both kinds are matched in the raw text before anything else; only control tokens disappear from decoded text.
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in vocabulary.of_type(TokenType.USER_DEFINED)])
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in vocabulary.of_type(TokenType.CONTROL)])
+    _add_matched_tokens(tokenizer, vocabulary)
     _add_frame(tokenizer, file, vocabulary)
     if tokenizer.get_vocab_size() != len(vocabulary.tokens):
         raise ImportRefused("damaged_gguf", "the GGUF's merges name tokens that its vocabulary does not have.")
@@ -160,6 +158,14 @@ def merges_from_scores(vocabulary: Vocabulary, scores: list[float]) -> list[tupl
                 ranked.append((-scores[i], ids[left], ids[right], left, right))
     ranked.sort(key=lambda entry: entry[:3])
     return [(left, right) for *_, left, right in ranked]
+
+
+def _add_matched_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """Both kinds are found in the raw text before anything else; only control tokens disappear from decoded text."""
+    own = [AddedToken(token, normalized=False) for token in vocabulary.of_type(TokenType.USER_DEFINED)]
+    control = [AddedToken(token, normalized=False) for token in vocabulary.of_type(TokenType.CONTROL)]
+    tokenizer.add_tokens(own)  # pyright: ignore[reportUnknownMemberType] its stub says list without an element type
+    tokenizer.add_special_tokens(control)  # pyright: ignore[reportUnknownMemberType] likewise
 
 
 def _add_frame(tokenizer: Tokenizer, file: GgufFile, vocabulary: Vocabulary) -> None:
