@@ -5,12 +5,14 @@ The supervisor has validated them against the settings tree; here they get their
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     api_key: str | None = None
     """None or empty: no key is asked for."""
     cors_origins: tuple[str, ...] = ()

@@ -6,14 +6,14 @@ What becomes of a lease is for the `LeaseHolder`; this file knows nothing of wor
 import asyncio
 import logging
 import os
-from importlib.metadata import version
 from typing import Protocol
 
 import msgspec
 import zmq
 
 from gateway.config import GatewayConfig, gateway_config
-from gateway.feed import Feed
+from gateway.feed import TOPICS, Feed
+from supervisor.build import build
 from supervisor.child import ChildArgs
 from supervisor.ipc import Frames, connect_dealer
 from supervisor.protocol import (
@@ -60,7 +60,7 @@ class Control:
         self._assigned: asyncio.Future[Assign] = loop.create_future()
         self._fed: asyncio.Future[None] = loop.create_future()
         self._wire = connect_dealer(context, args.control, args.identity, self._on_frames)
-        self._send(Hello(v=VERSION, build=version("omlxd"), nonce=args.nonce, pid=os.getpid()))
+        self._send(Hello(v=VERSION, build=build(), nonce=args.nonce, pid=os.getpid()))
 
     async def assigned(self) -> Assign:
         return await self._assigned
@@ -68,7 +68,7 @@ class Control:
     async def watch(self, holder: LeaseHolder) -> None:
         """From here on `holder` hears of its leases; returns once the first snapshot is there."""
         self._holder = holder
-        self._send(Watch())
+        self._send(Watch(topics=list(TOPICS)))
         await self._fed
 
     def acquire(self, rid: str, model: str, request_hash: str) -> None:
@@ -131,5 +131,6 @@ class Control:
             self.config = gateway_config(message.settings)
         except msgspec.ValidationError as e:
             log.error("settings not applied: %s", e)
+        logging.getLogger().setLevel(self.config.log_level.upper())
         if not self._assigned.done():
             self._assigned.set_result(message)

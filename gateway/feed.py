@@ -2,9 +2,10 @@
 
 import msgspec
 
-from supervisor.protocol import Event, EventKind, ServerStatus, SlotStatus, Snapshot
+from supervisor.protocol import ChildStatus, Event, EventKind, ServerStatus, SlotStatus, Snapshot
 
 READY = "ready"
+TOPICS = (EventKind.SLOT, EventKind.CHILD)
 
 
 class Feed:
@@ -13,6 +14,7 @@ class Feed:
     def __init__(self) -> None:
         self._server: ServerStatus | None = None
         self._models: dict[str, SlotStatus] = {}
+        self._children: dict[str, ChildStatus] = {}
         self._seq = -1
 
     @property
@@ -30,16 +32,19 @@ class Feed:
     def snapshot(self, message: Snapshot) -> None:
         self._server = message.status
         self._models = {slot.id: slot for slot in message.status.models}
+        self._children = {child.name: child for child in message.status.children}
         self._seq = message.seq
 
     def event(self, event: Event) -> None:
-        """Only slots move; an event the snapshot already held is old news."""
-        if event.kind != EventKind.SLOT or event.seq <= self._seq:
+        """What the snapshot already held is old news."""
+        if event.seq <= self._seq:
             return
-        self._seq = event.seq
-        if event.status is not None:
+        if event.kind == EventKind.CHILD:
+            child = msgspec.convert(event.data, ChildStatus)
+            self._children[child.name] = child
+        elif event.status is not None:
             self._models[event.status.id] = event.status
-        elif event.model is not None:
+        elif event.kind == EventKind.SLOT and event.model is not None:
             self._models.pop(event.model, None)
 
     def find(self, name: str) -> SlotStatus | None:
@@ -47,8 +52,9 @@ class Feed:
         return self._models.get(name) or next((slot for slot in self._models.values() if name in slot.aliases), None)
 
     def status(self) -> ServerStatus | None:
-        """The snapshot with the models as they are now; None before there is one."""
+        """The snapshot with the models and processes as they are now; None before there is one."""
         if self._server is None:
             return None
         charged_bytes = sum(slot.charged_bytes for slot in self._models.values())
-        return msgspec.structs.replace(self._server, models=self.models, charged_bytes=charged_bytes)
+        children = list(self._children.values())
+        return msgspec.structs.replace(self._server, models=self.models, children=children, charged_bytes=charged_bytes)

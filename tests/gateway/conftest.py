@@ -1,73 +1,11 @@
-"""The real gateway process between a scripted supervisor and a scripted worker."""
-
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
-import aiohttp
 import pytest
 
-from supervisor.protocol import SlotStatus
-from tests.stands.scripted_supervisor import WORKER, ScriptedSupervisor, slot
-from tests.stands.scripted_worker import Script, ScriptedWorker, says
-
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-
-
-class Stand:
-    """Everything a test needs; `start` brings it up."""
-
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self._stack = stack
-        self.supervisor: ScriptedSupervisor
-        self.worker: ScriptedWorker
-        self.http: aiohttp.ClientSession
-
-    async def start(
-        self,
-        script: Script | None = None,
-        *,
-        models: Sequence[SlotStatus] | None = None,
-        settings: dict[str, object] | None = None,
-        join: bool = True,
-    ) -> Stand:
-        self.supervisor = ScriptedSupervisor(models if models is not None else [slot()], settings or {})
-        self._stack.push_async_callback(self.supervisor.stop)
-        await self.supervisor.start_gateway()
-        self.worker = await self.add_worker(WORKER, script or says("Hel", "lo"), join=join)
-        self.http = await self._stack.enter_async_context(aiohttp.ClientSession(self.url))
-        async with self.http.get("/health") as response:
-            assert response.status == 200
-        return self
-
-    async def add_worker(self, identity: str, script: Script, *, model: str = "tiny", join: bool = True) -> ScriptedWorker:
-        worker = ScriptedWorker(self.supervisor.data, identity, script, model)
-        self._stack.push_async_callback(worker.die)
-        if join:
-            await worker.join_until_welcome()
-        return worker
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.supervisor.port}"
-
-    async def chat(self, **fields: object) -> tuple[int, dict[str, object]]:
-        async with self.http.post("/v1/chat/completions", json={**CHAT, **fields}) as response:
-            return response.status, await response.json()
-
-    async def chat_stream(self, **fields: object) -> list[str]:
-        """The payloads of all events, `[DONE]` included."""
-        async with self.http.post("/v1/chat/completions", json={**CHAT, **fields, "stream": True}) as response:
-            assert response.status == 200, await response.text()
-            return payloads(await response.text())
-
-
-def payloads(body: str) -> list[str]:
-    events = body.split("\n\n")
-    assert events.pop() == ""
-    assert all(event.startswith("data: ") for event in events)
-    return [event.removeprefix("data: ") for event in events]
+from tests.gateway.stand import Stand
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from tests.gateway.conftest import Stand
+from tests.gateway.stand import Stand
 
 
 async def test_a_plain_answer_is_the_stream_put_together(stand: Stand) -> None:

@@ -6,6 +6,7 @@ Everything the gateway sends is kept, so that a test can wait for a message or a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -111,9 +112,8 @@ class ScriptedSupervisor:
 
     def grant(self, acquire: Acquire, worker: str = WORKER) -> Granted:
         self._leases += 1
-        return Granted(
-            rid=acquire.rid, lease=f"lease{self._leases}", worker=worker, model=acquire.model, defaults=self.defaults
-        )
+        lease = f"lease{self._leases}"
+        return Granted(rid=acquire.rid, lease=lease, worker=worker, model=acquire.model, defaults=self.defaults)
 
     def lose(self, rid: str, code: str = "worker_lost") -> None:
         lease = next(g.lease for g in reversed(self.granted) if g.rid == rid)
@@ -153,10 +153,8 @@ class ScriptedSupervisor:
         self._arrived.set()
         if peer != self.identity:
             return
-        try:
+        with contextlib.suppress(PeerLost):  # it was killed meanwhile
             self._answer(message)
-        except PeerLost:
-            pass  # it was killed meanwhile
 
     def _answer(self, message: Message) -> None:
         match message:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import zmq
 
 from supervisor.ipc import Frames, Wire, connect_dealer, endpoint
@@ -71,11 +72,8 @@ class ScriptedWorker:
     # ------------------------------------------------------------------ what scripts say
 
     def accept(self, submit: Submit, prompt_tokens: int = 7, cached_cold: int = 0) -> None:
-        self.send(
-            Accepted(
-                epoch=submit.epoch, rid=submit.rid, prompt_tokens=prompt_tokens, max_tokens=100, cached_hot=1, cached_cold=cached_cold
-            )
-        )  # fmt: skip
+        facts = Accepted(epoch=submit.epoch, rid=submit.rid, prompt_tokens=prompt_tokens, max_tokens=100)
+        self.send(msgspec.structs.replace(facts, cached_hot=1, cached_cold=cached_cold))
 
     def row(self, submit: Submit, *texts: str, finish: str | None = None, kind: str = "text", seq: int | None = None) -> None:
         number = self._seqs.get(submit.rid, 0) if seq is None else seq
