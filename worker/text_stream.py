@@ -24,21 +24,23 @@ class TextStream:
         self._shown: list[int] = []  # the tokens of the last text that came out: what the pending ones are decoded after
         self._pending: list[int] = []
         self._decoder = DecodeStream(skip_special_tokens=True)
+        self.stopped_by: str | None = None
+        """The stop string that matched; the caller ends the sequence."""
         for token in prompt_ids[-PRIMING_TOKENS:]:
             self._decode(token)
 
-    @property
-    def stopped_by(self) -> str | None:
-        """The stop string that matched; the caller ends the sequence."""
-        return self._stops.matched
-
     def push(self, token: int) -> str:
         """The text now safe to show; after a stop match the text before it, then nothing."""
-        return self._stops.feed(self._decode(token))
+        return self._show(self._decode(token))
 
     def close(self) -> str:
         """What was held back, at an end by end token or length. A character cut in half is dropped."""
-        return self._stops.feed(self._pending_text().rstrip("\ufffd")) + self._stops.release()
+        return self._show(self._pending_text().rstrip("\ufffd")) + self._stops.release()
+
+    def _show(self, text: str) -> str:
+        shown = self._stops.feed(text)
+        self.stopped_by = self._stops.matched
+        return shown
 
     def _decode(self, token: int) -> str:
         self._pending.append(token)

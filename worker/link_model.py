@@ -1,0 +1,139 @@
+"""The service of a model: opens its tokenizer, starts its engine, and says how both are doing.
+
+Requests are `ModelRequests`' business; the order of the process's life is the link's.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from supervisor.protocol import Assign, Beat, Code, Grant, LoadProgress, ModelRef, Ready, Row, Submit, Trim
+from worker.engine import Engine
+from worker.faults import EXIT_FAILED, EXIT_UNLOADABLE
+from worker.job import EngineBeat, Loaded, LoadSpec, LoadStage
+from worker.link import Host
+from worker.link_gateway import GatewayLink
+from worker.link_requests import LoadedModel, ModelRequests
+from worker.link_sink import EngineSink
+from worker.text import ModelUnreadable, Text
+
+_log = logging.getLogger(__name__)
+
+
+class ModelService:
+    def __init__(self, assign: Assign, model: ModelRef, host: Host) -> None:
+        self._assign = assign
+        self._model = model
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="text")
+        self._engine: Engine | None = None
+        self._requests = ModelRequests(self._pool)
+        self._is_loaded = False
+
+    # ------------------------------------------------------------------ loading
+
+    def start(self) -> None:
+        self._host.progress(LoadProgress(stage="tokenizer"))
+        self._opening = self._loop.create_task(self._open())
+
+    async def _open(self) -> None:
+        try:
+            self._text = await self._loop.run_in_executor(self._pool, Text.open, Path(self._model.path))
+        except ModelUnreadable as e:
+            self._host.fail(Code.MODEL_UNLOADABLE, str(e), EXIT_UNLOADABLE)
+        except Exception as e:  # a task's boundary
+            _log.exception("the tokenizer did not open")
+            self._host.fail(Code.MODEL_FAILED, f"{type(e).__name__}: {e}", EXIT_FAILED)
+        else:
+            spec = LoadSpec(
+                ref=self._model,
+                max_batch=self._assign.max_batch,
+                grants=self._assign.grants,
+                cache=self._assign.cache,
+                settings=self._assign.settings,
+            )
+            self._engine = Engine(spec, self._text, EngineSink(self._loop, self))
+            self._engine.start()
+
+    def on_progress(self, stage: LoadStage, done: int, total: int) -> None:
+        self._host.progress(LoadProgress(stage=stage, done=done, total=total))
+
+    def on_loaded(self, info: Loaded) -> None:
+        assert self._engine is not None
+        self._is_loaded = True
+        self._requests.open(LoadedModel(self._text, self._engine, info.context))
+        ready = Ready(
+            context=info.context,
+            weights_bytes=info.weights_bytes,
+            kv_bytes_per_token=info.kv_bytes_per_token,
+            peak_bytes=info.peak_bytes,
+            max_inflight=self._assign.max_batch,
+            load_s=info.load_s,
+            cache_namespace=info.cache_namespace,
+            cache_layout=info.cache_layout,
+            capabilities=info.capabilities,
+            defaults=self._text.defaults,
+        )
+        self._host.loaded(ready)
+
+    def on_failed(self, code: str, message: str, exit_code: int) -> None:
+        self._requests.refuse_all(code, message)
+        self._host.fail(code, message, exit_code)
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, gateway: GatewayLink, message: Submit) -> None:
+        self._requests.submit(gateway, message)
+
+    def cancel(self, rid: str) -> None:
+        self._requests.cancel(rid)
+
+    def drop(self, gateway: GatewayLink) -> None:
+        self._requests.drop(gateway)
+
+    def on_accepted(self, rid: str, cached_hot: int, cached_cold: int, position: int) -> None:
+        self._requests.accepted(rid, cached_hot, cached_cold, position)
+
+    def on_rows(self, rows: list[Row]) -> None:
+        self._requests.rows(rows)
+
+    def on_error(self, rid: str, code: str, message: str) -> None:
+        self._requests.refuse(rid, code, message)
+
+    # ------------------------------------------------------------------ the supervisor's wishes
+
+    def beat(self, seq: int) -> Beat:
+        engine = self._engine.beat() if self._engine is not None else EngineBeat()
+        return Beat(
+            seq=seq,
+            progress=engine.progress,
+            busy_s=engine.busy_s,
+            running=engine.running,
+            waiting=engine.waiting + self._requests.preparing,
+            mx_active_bytes=engine.mx_active_bytes,
+            mx_cache_bytes=engine.mx_cache_bytes,
+            mx_peak_bytes=engine.mx_peak_bytes,
+            kv_bytes=engine.kv_bytes,
+            hot_bytes=engine.hot_bytes,
+            store_written_bytes=engine.store_written_bytes,
+            cache=dict(engine.cache),
+            lease_tokens=dict(engine.lease_tokens),
+        )
+
+    def grant(self, message: Grant) -> None:
+        if self._engine is not None:
+            self._engine.grant(message)
+
+    def trim(self, message: Trim) -> None:
+        if self._engine is not None:
+            self._engine.trim(message.level, message.target_bytes)
+
+    def refuse_new(self) -> None:
+        self._requests.refuse_preparing()
+
+    def flush(self, deadline_s: float) -> tuple[int, int]:
+        if self._engine is None or not self._is_loaded:
+            return 0, 0  # nothing to save, and a load cannot be interrupted: the process just leaves
+        return self._engine.stop(deadline_s)

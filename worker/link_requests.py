@@ -1,0 +1,205 @@
+"""Every request of a model's worker from submit to its last row: through the pool into the engine, and the rows back out.
+
+Lives on the event loop. Knows gateways and the engine by their faces; must not know how the model was loaded.
+"""
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from supervisor.protocol import Accepted, Code, Problem, Result, Row, Rows, Submit, Usage
+from worker.engine import Engine
+from worker.job import Job
+from worker.link_gateway import GatewayLink
+from worker.link_sink import hop
+from worker.prompt import FittedPrompt, Refused, fitted_prompt, refuse_unsupported
+from worker.text import Text
+
+_log = logging.getLogger(__name__)
+UNLOADING = "the model is being unloaded"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    gateway: GatewayLink
+    epoch: str
+    submit: Submit
+    submitted_at: float
+    prompt: FittedPrompt | None = None
+    """None while the pool is at it; the engine has the request from then on."""
+    cancelled: bool = False
+    too_late: bool = False
+    deadline: asyncio.TimerHandle | None = None
+
+    def refuse(self, code: str, message: str, *, retryable: bool = False) -> None:
+        problem = Problem(code=code, message=message, rid=self.submit.rid, epoch=self.epoch, retryable=retryable)
+        self.gateway.send(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    text: Text
+    engine: Engine
+    context: int
+
+
+class ModelRequests:
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._requests: dict[str, Request] = {}
+        self._model: LoadedModel | None = None
+        self._refusing = False
+
+    @property
+    def preparing(self) -> int:
+        """Requests that the engine has not seen yet."""
+        return sum(request.prompt is None for request in self._requests.values())
+
+    def open(self, model: LoadedModel) -> None:
+        """From now on requests are served."""
+        self._model = model
+
+    # ------------------------------------------------------------------ from the gateways
+
+    def submit(self, gateway: GatewayLink, message: Submit) -> None:
+        request = Request(gateway, gateway.epoch, message, time.monotonic())
+        if message.rid in self._requests:
+            request.refuse(Code.BAD_REQUEST, f"request id {message.rid!r} is already in use")
+        elif self._refusing:
+            request.refuse(Code.SHUTTING_DOWN, UNLOADING)
+        elif self._model is None:
+            request.refuse(Code.BUSY, "the model is still loading", retryable=True)
+        else:
+            self._requests[message.rid] = request
+            if message.deadline_ms is not None:
+                request.deadline = self._loop.call_later(message.deadline_ms / 1000, self._too_late, request)
+            prepared = self._pool.submit(prepare, self._model, message)
+            prepared.add_done_callback(lambda done: hop(self._loop, self._prepared, request, done))
+
+    def cancel(self, rid: str) -> None:
+        """A last row follows in any case: the lease is held until then."""
+        request = self._requests.get(rid)
+        if request is None or request.cancelled:
+            return
+        request.cancelled = True
+        if request.prompt is not None and self._model is not None:
+            self._model.engine.cancel(rid)
+
+    def drop(self, gateway: GatewayLink) -> None:
+        """Nobody listens to what that gateway asked for."""
+        for rid, request in list(self._requests.items()):
+            if request.gateway is gateway:
+                self.cancel(rid)
+                self._forget(rid)
+
+    def _too_late(self, request: Request) -> None:
+        request.too_late = True
+        self.cancel(request.submit.rid)
+
+    # ------------------------------------------------------------------ from the pool
+
+    def _prepared(self, request: Request, done: "Future[FittedPrompt]") -> None:
+        rid = request.submit.rid
+        if self._requests.get(rid) is not request or self._model is None:
+            return  # dropped meanwhile
+        error = done.exception()
+        if request.cancelled:
+            self.rows([Row(rid=rid, seq=0, tokens=0, finish="cancelled", usage=Usage(prompt_tokens=0, completion_tokens=0))])
+        elif isinstance(error, Refused):
+            self.refuse(rid, error.code, error.message)
+        elif error is not None:
+            _log.error("preparing a request failed", exc_info=error)
+            self.refuse(rid, Code.INTERNAL, f"preparing the request failed: {type(error).__name__}")
+        elif request.submit.task == "count":
+            self._answer_count(request, len(done.result().ids), self._model.context)
+        else:
+            request.prompt = done.result()
+            self._model.engine.submit(job(request.submit, request.prompt, request.submitted_at))
+
+    def _answer_count(self, request: Request, prompt_tokens: int, context: int) -> None:
+        rid = request.submit.rid
+        data: dict[str, object] = {"prompt_tokens": prompt_tokens, "context": context}
+        request.gateway.send(Result(epoch=request.epoch, rid=rid, data=data))
+        self._forget(rid)
+
+    # ------------------------------------------------------------------ from the engine
+
+    def accepted(self, rid: str, cached_hot: int, cached_cold: int, position: int) -> None:
+        request = self._requests.get(rid)
+        if request is None or request.prompt is None:
+            return
+        accepted = Accepted(
+            epoch=request.epoch,
+            rid=rid,
+            prompt_tokens=len(request.prompt.ids),
+            max_tokens=request.prompt.max_tokens,
+            cached_hot=cached_hot,
+            cached_cold=cached_cold,
+            position=position,
+        )
+        request.gateway.send(accepted)
+
+    def rows(self, rows: list[Row]) -> None:
+        """One message per gateway and step."""
+        wanted: dict[GatewayLink, list[Row]] = {}
+        for row in rows:
+            request = self._requests.get(row.rid)
+            if request is None:
+                continue
+            if row.finish == "cancelled" and request.too_late:
+                self.refuse(row.rid, Code.DEADLINE, "the request's deadline has passed")
+                continue
+            wanted.setdefault(request.gateway, []).append(row)
+            if row.finish is not None:
+                self._forget(row.rid)
+        for gateway, theirs in wanted.items():
+            gateway.send(Rows(epoch=gateway.epoch, rows=theirs))
+
+    def refuse(self, rid: str, code: str, message: str) -> None:
+        """That request is over; no effect if it already was."""
+        if rid in self._requests:
+            self._requests[rid].refuse(code, message)
+            self._forget(rid)
+
+    # ------------------------------------------------------------------ the end
+
+    def refuse_preparing(self) -> None:
+        """No request reaches the engine any more."""
+        self._refusing = True
+        for rid, request in list(self._requests.items()):
+            if request.prompt is None:
+                self.refuse(rid, Code.SHUTTING_DOWN, UNLOADING)
+
+    def refuse_all(self, code: str, message: str) -> None:
+        self._refusing = True
+        for rid in list(self._requests):
+            self.refuse(rid, code, message)
+
+    def _forget(self, rid: str) -> None:
+        request = self._requests.pop(rid)
+        if request.deadline is not None:
+            request.deadline.cancel()
+
+
+def prepare(model: LoadedModel, submit: Submit) -> FittedPrompt:
+    """In the pool. Raises Refused."""
+    if submit.task != "count":
+        refuse_unsupported(submit)
+    return fitted_prompt(model.text, submit, model.context)
+
+
+def job(submit: Submit, prompt: FittedPrompt, submitted_at: float) -> Job:
+    return Job(
+        rid=submit.rid,
+        prompt=prompt.ids,
+        sampling=submit.sampling,
+        max_tokens=prompt.max_tokens,
+        stops=tuple(submit.stop),
+        cache_salt=submit.cache_salt or "",
+        lease=submit.lease,
+        submitted_at=submitted_at,
+        priority=submit.priority,
+    )

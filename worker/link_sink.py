@@ -1,0 +1,57 @@
+"""From the engine's thread to the event loop: one hop per call, and one call per engine step."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+from supervisor.protocol import Row
+from worker.job import Loaded, LoadStage
+
+
+class OnLoop(Protocol):
+    """The engine's news, on the event loop."""
+
+    def on_progress(self, stage: LoadStage, done: int, total: int) -> None: ...
+
+    def on_loaded(self, info: Loaded) -> None: ...
+
+    def on_failed(self, code: str, message: str, exit_code: int) -> None: ...
+
+    def on_accepted(self, rid: str, cached_hot: int, cached_cold: int, position: int) -> None: ...
+
+    def on_rows(self, rows: list[Row]) -> None: ...
+
+    def on_error(self, rid: str, code: str, message: str) -> None: ...
+
+
+class EngineSink:
+    """`worker.job.Sink`; never blocks the engine thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, listener: OnLoop) -> None:
+        self._loop = loop
+        self._listener = listener
+
+    def progress(self, stage: LoadStage, done: int, total: int) -> None:
+        hop(self._loop, self._listener.on_progress, stage, done, total)
+
+    def loaded(self, info: Loaded) -> None:
+        hop(self._loop, self._listener.on_loaded, info)
+
+    def failed(self, code: str, message: str, exit_code: int) -> None:
+        hop(self._loop, self._listener.on_failed, code, message, exit_code)
+
+    def accepted(self, rid: str, cached_hot: int, cached_cold: int, position: int) -> None:
+        hop(self._loop, self._listener.on_accepted, rid, cached_hot, cached_cold, position)
+
+    def rows(self, rows: list[Row]) -> None:
+        hop(self._loop, self._listener.on_rows, rows)
+
+    def error(self, rid: str, code: str, message: str) -> None:
+        hop(self._loop, self._listener.on_error, rid, code, message)
+
+
+def hop(loop: asyncio.AbstractEventLoop, then: Callable[..., None], *args: object) -> None:
+    """Calls `then` on the loop, from any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the process is leaving, nobody listens
+        loop.call_soon_threadsafe(then, *args)
