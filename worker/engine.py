@@ -19,6 +19,7 @@ from worker.faults import EXIT_FAILED, LoadFailed
 from worker.job import EngineBeat, Job, Loaded, LoadSpec, LoadStage, Sink, Text, TextStream
 from worker.mailbox import Cancel, Halt, Mailbox
 from worker.meter import Meter
+from worker.spill import Spill
 
 __all__ = ["Engine", "EngineBeat", "Job", "LoadSpec", "Loaded", "Sink", "Text", "TextStream"]
 
@@ -33,6 +34,7 @@ class Engine:
         self._text = text
         self._sink = sink
         self._mailbox = Mailbox()
+        self._spill: Spill | None = None
         self._meter = Meter()
         # A daemon: a step that hangs on the device must not keep the process from leaving.
         self._ended = threading.Event()
@@ -65,7 +67,8 @@ class Engine:
         self._mailbox.put(Halt())
         if self._thread.is_alive():
             self._ended.wait(max(0.0, until - time.monotonic()))
-        return 0, 0
+        spill = self._spill
+        return (0, 0) if spill is None else spill.close(max(0.0, until - time.monotonic()))
 
     def _main(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -87,6 +90,8 @@ class Engine:
             from worker.start_up import bring_up
         self._progress("import", 1, 1)
         scheduler, loaded = bring_up(self._spec, self._text, self._sink, self._meter, self._progress)
+        if scheduler.prefix is not None:
+            self._spill = scheduler.prefix.spill
         self._meter.end()
         self._sink.loaded(loaded)
         while not scheduler.halted:

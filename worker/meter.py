@@ -16,7 +16,7 @@ class Meter:
         self._last = EngineBeat()
 
     def advance(self, amount: int) -> None:
-        """Tokens prefilled, decoded or restored, or bytes loaded."""
+        """Tokens prefilled, decoded or restored; while loading, one per report."""
         self._progress += amount
 
     def begin(self, now: float) -> None:

@@ -8,25 +8,42 @@ import heapq
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
-from supervisor.protocol import Code, Row
+import mlx.core as mx
+
+from supervisor.protocol import Code, Grant, Row, Trim
+from worker.blas import set_blas_threads
 from worker.faults import EXIT_FAILED, FAULTS_IN_A_ROW, BadJob, code_of
 from worker.job import EngineBeat, Job, Sink, Text
 from worker.lanes import Lane
 from worker.loader import LoadedModel
 from worker.mailbox import Cancel, Command, Halt
+from worker.memory import limit_memory
 from worker.meter import Meter
+from worker.prefix import PrefixCache, Restore, Restored
 from worker.sampling import check, processors_for, sampler_for
 from worker.sequence import Sequence, Stage
 
 _log = logging.getLogger(__name__)
 PUBLISH_EVERY_S = 0.5
+RESTORE_SLICE_S = 0.05
+"""How long restoring may hold up the streams that decode, per step."""
 
 
 class Scheduler:
-    def __init__(self, loaded: LoadedModel, text: Text, sink: Sink, meter: Meter, new_lane: Callable[[], Lane]) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prefix: PrefixCache | None,
+        text: Text,
+        sink: Sink,
+        meter: Meter,
+        new_lane: Callable[[], Lane],
+    ) -> None:
         self.halted = False
+        self.prefix = prefix
         self._loaded = loaded
         self._text = text
         self._sink = sink
@@ -34,13 +51,14 @@ class Scheduler:
         self._new_lane = new_lane
         self._lanes: dict[Lane, dict[int, Sequence]] = {new_lane(): {}}
         self._waiting: list[tuple[int, int, Sequence]] = []
+        self._restoring: tuple[Sequence, Restore] | None = None
         self._arrivals = itertools.count()
         self._faults_in_a_row = 0
         self._published_at = 0.0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting) or any(self._lanes.values())
+        return bool(self._waiting) or self._restoring is not None or any(self._lanes.values())
 
     def handle(self, command: Command) -> None:
         match command:
@@ -51,13 +69,18 @@ class Scheduler:
             case Halt():
                 self._end_all(Code.SHUTTING_DOWN, "The server is shutting down.")
                 self.halted = True
-            case _:
-                pass
+            case Grant():
+                self._grant(command)
+            case Trim(level=level, target_bytes=target_bytes):
+                if self.prefix is not None:
+                    self.prefix.hot.free(target_bytes if level == "soft" else self.prefix.hot.bytes)
+                mx.clear_cache()
 
     def step(self) -> None:
         """One round: at most one decode step and one prefill chunk per lane."""
         self._meter.begin(time.monotonic())
         self._admit()
+        self._restore()
         rows = [row for lane in list(self._lanes) if lane.rows for row in self._advance(lane)]
         if rows:
             self._sink.rows(rows)
@@ -76,9 +99,27 @@ class Scheduler:
             return
         position = len(self._waiting)
         for choice in range(job.sampling.n or 1):
-            sequence = Sequence(job, choice, self._text.stream(job.prompt, job.stops), self._text.eos_ids)
+            chain = None if self.prefix is None else self.prefix.new_chain(job.cache_salt)
+            sequence = Sequence(job, choice, self._text.stream(job.prompt, job.stops), self._text.eos_ids, chain)
             heapq.heappush(self._waiting, (-job.priority, next(self._arrivals), sequence))
-        self._sink.accepted(job.rid, 0, 0, position)
+        self._sink.accepted(job.rid, *self._probe(job), position)
+
+    def _probe(self, job: Job) -> tuple[int, int]:
+        if self.prefix is None:
+            return 0, 0
+        return self.prefix.probe(self.prefix.new_chain(job.cache_salt), job.prompt)
+
+    def _grant(self, grant: Grant) -> None:
+        if grant.blas_threads is not None:
+            set_blas_threads(grant.blas_threads)
+        if grant.kv_bytes is not None:
+            limit_memory(self._loaded.weights_bytes, grant.kv_bytes)
+        if self.prefix is None:
+            return
+        if grant.hot_bytes is not None:
+            self.prefix.hot.resize(grant.hot_bytes)
+        if grant.write_credit is not None and self.prefix.spill is not None:
+            self.prefix.spill.add_credit(grant.write_credit)
 
     def _cancel(self, rid: str) -> None:
         now = time.monotonic()
@@ -91,6 +132,9 @@ class Scheduler:
         dropped = [entry[2] for entry in self._waiting if entry[2].job.rid in rids]
         self._waiting = [entry for entry in self._waiting if entry[2].job.rid not in rids]
         heapq.heapify(self._waiting)
+        if self._restoring is not None and self._restoring[0].job.rid in rids:
+            dropped.append(self._restoring[0])
+            self._restoring = None
         for lane, live in self._lanes.items():
             uids = [uid for uid, sequence in live.items() if sequence.job.rid in rids]
             dropped += [live.pop(uid) for uid in uids]
@@ -106,45 +150,75 @@ class Scheduler:
 
     def _sequences(self) -> Iterator[Sequence]:
         yield from (entry[2] for entry in self._waiting)
+        if self._restoring is not None:
+            yield self._restoring[0]
         for live in self._lanes.values():
             yield from live.values()
 
     # ------------------------------------------------------------------ one round
 
+    def _free_lane(self) -> Lane | None:
+        return next((lane for lane in self._lanes if lane.has_room and not lane.is_prefilling), None)
+
     def _admit(self) -> None:
-        lane = next((lane for lane in self._lanes if lane.has_room and not lane.is_prefilling), None)
-        if lane is None or not self._waiting:
+        """Takes the next one out of the queue as soon as a lane could prefill it."""
+        if not self._waiting or self._restoring is not None or (lane := self._free_lane()) is None:
             return
         sequence = heapq.heappop(self._waiting)[2]
-        now = time.monotonic()
-        sequence.restoring(now)
-        self._prefill(lane, sequence)
+        sequence.restoring(time.monotonic())
+        if self.prefix is None or sequence.chain is None:
+            self._prefill(lane, sequence, Restored())
+        else:
+            self._restoring = (sequence, self.prefix.restore(sequence.chain, sequence.job.prompt))
 
-    def _prefill(self, lane: Lane, sequence: Sequence) -> None:
+    def _restore(self) -> None:
+        if self._restoring is None or (lane := self._free_lane()) is None:
+            return
+        sequence, restore = self._restoring
+        try:
+            restored = restore.advance(time.monotonic() + RESTORE_SLICE_S)
+        except Exception:  # whatever is wrong with the cache, the request can do without it
+            _log.exception("restoring a prefix failed")
+            restored = Restored()
+        if restored is not None:
+            self._restoring = None
+            self._prefill(lane, sequence, restored)
+
+    def _prefill(self, lane: Lane, sequence: Sequence, restored: Restored) -> None:
         job = sequence.job
         sampler = sampler_for(job.sampling, sequence.choice)
         processors = processors_for(job.sampling, len(job.prompt), self._loaded.vocab_size, self._text.eos_ids)
-        uid = lane.insert(job.prompt, 0, self._loaded.new_cache(), sampler, processors)
+        cache = self._loaded.new_cache() if restored.cache is None else restored.cache
+        uid = lane.insert(job.prompt, restored.tokens, cache, sampler, processors)
         self._lanes[lane][uid] = sequence
-        sequence.prefilling(time.monotonic(), 0, 0)
+        sequence.prefilling(time.monotonic(), restored.hot_tokens, restored.cold_tokens)
 
     def _advance(self, lane: Lane) -> list[Row]:
         live = self._lanes[lane]
         try:
             produced = lane.step()
+            now = time.monotonic()
+            rows = [live[uid].take(token, now) for uid, token in produced]
+            self._look_at_cache(lane)
         except Exception as e:  # the batch is undefined now: its requests end, the worker goes on with a new generator
             self._rebuild(lane, e)
             return []
         self._faults_in_a_row = 0
-        now = time.monotonic()
-        rows = [live[uid].take(token, now) for uid, token in produced]
         done = [uid for uid, _ in produced if live[uid].stage is Stage.DONE]
         if done:
             lane.remove(done)
             for uid in done:
                 del live[uid]
-        self._meter.advance(len(produced))
         return rows
+
+    def _look_at_cache(self, lane: Lane) -> None:
+        """Counts what the step added to the cache and copies completed blocks out, before another step moves them."""
+        for held in lane.held():
+            sequence = self._lanes[lane][held.uid]
+            self._meter.advance(held.tokens - sequence.held_tokens)
+            sequence.held_tokens = held.tokens
+            if self.prefix is not None and sequence.chain is not None:
+                self.prefix.capture(sequence.chain, held, sequence.tokens, len(sequence.job.prompt))
 
     def _rebuild(self, lane: Lane, error: Exception) -> None:
         _log.exception("a step failed")
@@ -158,6 +232,8 @@ class Scheduler:
             self._end_all(Code.MODEL_FAILED, "The model keeps failing.")
             self._sink.failed(Code.MODEL_FAILED, f"{FAULTS_IN_A_ROW} steps in a row failed, last: {error}", EXIT_FAILED)
             self.halted = True
+            return
+        mx.clear_cache()
         self._lanes[self._new_lane()] = {}
 
     def _publish(self) -> None:
@@ -165,4 +241,22 @@ class Scheduler:
         if now - self._published_at < PUBLISH_EVERY_S and self.has_work:
             return
         self._published_at = now
-        self._meter.publish(EngineBeat())
+        live = [sequence for lane in self._lanes.values() for sequence in lane.values()]
+        lease_tokens = Counter[str]()
+        for sequence in live:
+            lease_tokens[sequence.job.lease] += sequence.held_tokens
+        prefix = self.prefix
+        self._meter.publish(
+            EngineBeat(
+                running=len(live),
+                waiting=len(self._waiting) + (self._restoring is not None),
+                mx_active_bytes=mx.get_active_memory(),
+                mx_cache_bytes=mx.get_cache_memory(),
+                mx_peak_bytes=mx.get_peak_memory(),
+                kv_bytes=sum(lane.cache_bytes for lane in self._lanes),
+                hot_bytes=0 if prefix is None else prefix.hot.bytes,
+                store_written_bytes=0 if prefix is None or prefix.spill is None else prefix.spill.written_bytes,
+                cache={} if prefix is None else prefix.counters(),
+                lease_tokens=dict(lease_tokens),
+            )
+        )

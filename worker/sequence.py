@@ -7,6 +7,7 @@ Must not know MLX, batches or sockets.
 from enum import StrEnum
 
 from supervisor.protocol import FinishReason, Piece, Row, Timings, Usage
+from worker.chain import Chain
 from worker.job import Job, TextStream
 
 
@@ -19,12 +20,16 @@ class Stage(StrEnum):
 
 
 class Sequence:
-    def __init__(self, job: Job, choice: int, stream: TextStream, eos_ids: frozenset[int]) -> None:
+    def __init__(self, job: Job, choice: int, stream: TextStream, eos_ids: frozenset[int], chain: Chain | None) -> None:
         self.job = job
         self.choice = choice
         self.stage = Stage.WAITING
         self.tokens = list(job.prompt)
         """Prompt and answer: what the cache holds or will hold."""
+        self.chain = chain
+        """None where the prefix cache is off."""
+        self.held_tokens = 0
+        """What the lane's cache holds of it, as last seen."""
         self.cached_hot = 0
         self.cached_cold = 0
         self._stream = stream

@@ -9,14 +9,20 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from worker.checkpoint import open_checkpoint
+from cachestore.keys import layout_id, weights_fingerprint
+from cachestore.store import Namespace, Store
+from worker.checkpoint import Checkpoint, open_checkpoint
+from worker.hot import HotTier
 from worker.job import Loaded, LoadSpec, LoadStage, Sink, Text
+from worker.kv import Layout, NotCacheable
 from worker.lanes import Chunks, Lane
 from worker.loader import WARM_TOKENS, LoadedModel, load
 from worker.memory import limit_memory
 from worker.meter import Meter
+from worker.prefix import PrefixCache
 from worker.sampling import greedy
 from worker.scheduler import Scheduler
+from worker.spill import Spill
 
 GPU_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 256, 64
 GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 256
@@ -38,20 +44,44 @@ def bring_up(
         limit_memory(model.weights_bytes, spec.grants.kv_bytes)
         return lane
 
+    prefix, why_not = open_prefix_cache(spec, checkpoint, model, chunks.block_tokens)
     _run_once(new_lane(), model)
     progress("warm", 1, 1)
-    scheduler = Scheduler(model, text, sink, meter, new_lane)
+    scheduler = Scheduler(model, prefix, text, sink, meter, new_lane)
     loaded = Loaded(
         context=context_of(spec, text),
         weights_bytes=model.weights_bytes,
         kv_bytes_per_token=model.kv_bytes_per_token,
         peak_bytes=mx.get_peak_memory(),
         load_s=time.monotonic() - started_at,
-        cache_namespace=None,
-        cache_layout=None,
-        capabilities={},
+        cache_namespace=None if prefix is None else prefix.namespace.fingerprint,
+        cache_layout=None if prefix is None else prefix.namespace.layout,
+        capabilities={"cache": prefix is not None, "cache_off_because": why_not, "cache_block_tokens": chunks.block_tokens},
     )
     return scheduler, loaded
+
+
+def open_prefix_cache(
+    spec: LoadSpec, checkpoint: Checkpoint, model: LoadedModel, block_tokens: int
+) -> tuple[PrefixCache | None, str | None]:
+    """The cache, or None and why there is none."""
+    grant = spec.cache
+    if grant.dir is None and grant.hot_bytes <= 0:
+        return None, "turned off"
+    try:
+        layout = Layout.of(model.warm_cache)
+    except NotCacheable as e:
+        return None, str(e)
+    sources = [Path(file).read_bytes() for file in model.source_files]
+    fingerprint = weights_fingerprint(checkpoint.shards, [*sources, (checkpoint.path / "config.json").read_bytes()])
+    namespace = Namespace(
+        model=spec.ref.id,
+        fingerprint=fingerprint,
+        layout=layout_id([*layout.parts(), f"block {block_tokens}".encode(), b"world 1"]),
+        block_tokens=block_tokens,
+    )
+    spill = None if grant.dir is None else Spill(Store(Path(grant.dir), namespace), grant.write_credit)
+    return PrefixCache(namespace, layout, HotTier(grant.hot_bytes), spill), None
 
 
 def context_of(spec: LoadSpec, text: Text) -> int:

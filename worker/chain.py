@@ -1,0 +1,47 @@
+"""The names of one sequence's KV blocks, grown as tokens come: each name covers everything before it.
+
+Pure: tokens in, keys out. Must not know where blocks are kept.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+from cachestore.block import BlockId
+from cachestore.keys import block_key, chain, pack_tokens
+
+
+class Chain:
+    def __init__(self, root: bytes, block_tokens: int) -> None:
+        self.captured = 0
+        """Blocks that need no more attention: restored or copied out of the batch."""
+        self.tail_captured = False
+        self._block_tokens = block_tokens
+        self._hashes = [root]
+        self._keys: list[str] = []
+
+    def grow(self, tokens: Sequence[int], length: int) -> int:
+        """Names the full blocks among the first `length` tokens; returns how many there are."""
+        blocks = length // self._block_tokens
+        known = len(self._hashes) - 1
+        if blocks > known:
+            new = tokens[known * self._block_tokens : blocks * self._block_tokens]
+            hashes = chain(self._hashes[-1], new, self._block_tokens)
+            self._hashes += hashes
+            self._keys += map(block_key, hashes)
+        return blocks
+
+    def keys(self, blocks: int) -> list[str]:
+        """Of the first `blocks`, root first."""
+        return self._keys[:blocks]
+
+    def block(self, index: int, tokens: Sequence[int]) -> BlockId:
+        start = index * self._block_tokens
+        own = tuple(tokens[start : start + self._block_tokens])
+        return BlockId(self._keys[index], self._hashes[index], start, own)
+
+    def tail(self, tokens: Sequence[int], end: int) -> BlockId:
+        """What lies between the last full block and `end`, under a name no full block can have."""
+        index = end // self._block_tokens
+        own = tuple(tokens[index * self._block_tokens : end])
+        digest = sha256(self._hashes[index] + b"tail" + pack_tokens(own)).hexdigest()
+        return BlockId(f"{digest}t", self._hashes[index], index * self._block_tokens, own)

@@ -1,0 +1,87 @@
+"""The RAM tier of the prefix cache: blocks as bytes under a byte limit, least recently used first out.
+
+A chain is worth nothing without its root, so a chain is touched leaf first and root last, and a new block never pushes out the
+blocks before it. Every hit is checked against its tokens. Engine thread only; must not know MLX.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cachestore.block import Block, BlockId, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HotCounters:
+    hits: int
+    evicted: int
+    refused: int
+
+
+class HotTier:
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self._blocks: dict[str, Block] = {}  # oldest first
+        self._hits = self._evicted = self._refused = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._limit_bytes > 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def counters(self) -> HotCounters:
+        return HotCounters(self._hits, self._evicted, self._refused)
+
+    def contains(self, key: str) -> bool:
+        return key in self._blocks
+
+    def get(self, wanted: BlockId) -> Mapping[str, Tensor] | None:
+        block = self._blocks.get(wanted.key)
+        if block is None or block.id != wanted:
+            return None
+        self._hits += 1
+        return block.tensors
+
+    def touch(self, chain: Sequence[str]) -> int:
+        """Marks a chain, given root first, as just used. Returns how many of it are here."""
+        present = 0
+        for key in reversed(chain):
+            block = self._blocks.pop(key, None)
+            if block is not None:
+                self._blocks[key] = block
+                present += 1
+        return present
+
+    def put(self, block: Block, before: Sequence[str]) -> bool:
+        """Keeps `block`, which follows the chain `before`; False where there is no room without breaking that chain."""
+        if block.id.key in self._blocks:
+            return True
+        if block.nbytes > self._limit_bytes:
+            self._refused += 1
+            return False
+        if self._bytes + block.nbytes > self._limit_bytes:
+            self._shrink(self._limit_bytes - block.nbytes, keep_newest=self.touch(before))
+        if self._bytes + block.nbytes > self._limit_bytes:
+            self._refused += 1
+            return False
+        self._blocks[block.id.key] = block
+        self._bytes += block.nbytes
+        return True
+
+    def resize(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._shrink(limit_bytes)
+
+    def free(self, target_bytes: int) -> None:
+        """Gives back that much now; the limit stays."""
+        self._shrink(max(0, self._bytes - target_bytes))
+
+    def _shrink(self, to_bytes: int, keep_newest: int = 0) -> None:
+        while self._bytes > to_bytes and len(self._blocks) > keep_newest:
+            block = self._blocks.pop(next(iter(self._blocks)))
+            self._bytes -= block.nbytes
+            self._evicted += 1

@@ -1,0 +1,69 @@
+"""The SSD tier of the prefix cache: one namespace of the store, and the queue that writes to it.
+
+Owns the write credit. Never blocks a step: what finds no room in the queue or no credit is dropped and counted.
+Must not know MLX or requests.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from cachestore.block import Block, BlockId, Tensor
+from cachestore.store import Store
+from cachestore.writer import Writer
+
+PENDING_MAX_BYTES = 256 << 20
+
+
+class Spill:
+    def __init__(self, store: Store, write_credit: int | None) -> None:
+        self._store = store
+        self._writer = Writer(store, PENDING_MAX_BYTES)
+        self._credit_bytes = write_credit
+        self._dropped = 0
+
+    @property
+    def written_bytes(self) -> int:
+        return self._store.counters().bytes_written
+
+    def add_credit(self, credit_bytes: int) -> None:
+        if self._credit_bytes is not None:
+            self._credit_bytes += credit_bytes
+
+    def put(self, block: Block) -> None:
+        if self._credit_bytes is not None:
+            if block.nbytes > self._credit_bytes:
+                self._dropped += 1
+                return
+            self._credit_bytes -= block.nbytes
+        self._writer.submit(block)
+
+    def is_pending(self, key: str) -> bool:
+        return self._writer.pending(key) is not None
+
+    def contains(self, key: str) -> bool:
+        """Written, or waiting to be."""
+        return self.is_pending(key) or self._store.contains(key)
+
+    def get_pending(self, wanted: BlockId) -> Mapping[str, Tensor] | None:
+        """Still in RAM: ask here before `get`."""
+        block = self._writer.pending(wanted.key)
+        return None if block is None or block.id != wanted else block.tensors
+
+    def get(self, wanted: BlockId) -> Mapping[str, Tensor] | None:
+        return self._store.get(wanted)
+
+    def touch(self, chain: Sequence[str]) -> None:
+        self._writer.touch_chain(chain)
+
+    def close(self, deadline_s: float) -> tuple[int, int]:
+        """Writes what waits, within the deadline. Returns the blocks this wrote and the blocks it gave up."""
+        before = self._store.counters().blocks_written
+        left = self._writer.close(deadline_s)
+        return self._store.counters().blocks_written - before, left
+
+    def counters(self) -> dict[str, int]:
+        counted = self._store.counters()
+        named = {"cold_hits": counted.hits, "blocks_written": counted.blocks_written, "bytes_read": counted.bytes_read}
+        named |= {f"miss_{reason}": n for reason, n in counted.misses.items()}
+        named |= {f"drop_{reason}": n for reason, n in counted.dropped.items()}
+        named |= {f"bad_{reason}": n for reason, n in counted.bad.items()}
+        return named | {"drop_credit": self._dropped}
