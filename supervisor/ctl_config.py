@@ -10,7 +10,7 @@ from supervisor.ctl_exit import CommandFailed, Exit
 from supervisor.ctl_home import Home, pass_home
 from supervisor.settings import leaves
 from supervisor.settings_load import FILE, SettingsInvalid, read_file, write_value
-from supervisor.settings_show import SECRET, effective
+from supervisor.settings_show import HIDDEN, effective
 
 OMLX_HOME = Path("~/.omlx")
 
@@ -69,7 +69,7 @@ def import_(here: Home, file: Path) -> None:
         raise CommandFailed(f"{OMLX_HOME} belongs to oMLX; omlxd needs another home (OMLX_HOME)", Exit.USAGE)
     secret = {leaf.path for leaf in leaves() if leaf.setting.secret}
     for item in found.taken:
-        value = SECRET if item.target in secret else _shown(item.value)
+        value = HIDDEN if item.target in secret else _shown(item.value)
         note = f" ({item.note})" if item.note else ""
         click.echo(f"taken    {item.source} -> {item.target} = {value}{note}")
     for left in found.left:

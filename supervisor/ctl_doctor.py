@@ -1,7 +1,5 @@
 """`omlxctl doctor`: looks for what makes a server fail or run slowly on this machine. Changes nothing, loads no MLX."""
 
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -56,6 +54,8 @@ def examine(here: Home) -> Iterator[Finding]:
 
 
 def _installation() -> Iterator[Finding]:
+    import importlib.metadata  # late, as all that only this command needs
+
     yield Finding(
         "omlxd", "ok", f"{importlib.metadata.version('omlxd')}, Python {platform.python_version()} ({sys.executable})"
     )
@@ -80,6 +80,8 @@ def foreign_packages(ours: Path) -> list[Path]:
 
 
 def _hardware() -> Iterator[Finding]:
+    import importlib.util
+
     from supervisor.hardware import has_metal, slow_path_warning, total_ram_bytes
 
     ram = terminal.size(total_ram_bytes())

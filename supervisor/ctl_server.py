@@ -112,7 +112,7 @@ def ps(here: Home, as_json: bool) -> None:
         )
     rows = [_row(model) for model in live]
     rows += [[c.name, c.state, str(c.pid or "-"), "-", "-", "-", terminal.age(c.since)] for c in server.children]
-    rows.insert(0, ["omlxd", "ready", str(server.pid), "-", "-", "-", terminal.age(server.started)])
+    rows.insert(0, ["omlxd", "running", str(server.pid), "-", "-", "-", terminal.age(server.started)])
     terminal.print_table(["NAME", "STATE", "PID", "MEMORY", "RUNNING", "WAITING", "FOR"], rows)
     for model in live:
         if model.last_error and model.state in ("backoff", "failed"):

@@ -7,7 +7,7 @@ from supervisor.settings import Leaf, leaves
 from supervisor.settings_load import FILE, Loaded
 from supervisor.settings_values import Size
 
-SECRET = "(set)"
+HIDDEN = "(set)"
 """Stands for a secret that has a value."""
 
 
@@ -26,7 +26,7 @@ def effective(loaded: Loaded) -> dict[str, object]:
 def _value(loaded: Loaded, leaf: Leaf) -> object:
     value = cast("object", getattr(getattr(loaded.settings, leaf.section), leaf.key))
     if leaf.setting.secret and value is not None:
-        return SECRET
+        return HIDDEN
     if isinstance(value, Size):
         return str(value)
     return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
