@@ -69,7 +69,7 @@ def read_file(path: Path, problems: list[str]) -> dict[str, object]:
     """The settings document; {} when there is none."""
     try:
         document = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # an unusable home is reported when it is to be used
         return {}
     except (OSError, ValueError) as e:
         problems.append(f"{path}: {e}")

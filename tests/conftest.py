@@ -1,0 +1,19 @@
+"""What every test may rely on: whether the real model is worth running here."""
+
+import ctypes.util
+import sys
+
+import pytest
+
+NO_FAST_BLAS = "OpenBLAS is not installed: tests with a real model are left out (sudo apt install libopenblas0-pthread)"
+
+
+def fast_blas() -> bool:
+    return sys.platform != "linux" or ctypes.util.find_library("openblas") is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not fast_blas():
+        for item in items:
+            if item.get_closest_marker("real"):
+                item.add_marker(pytest.mark.skip(reason=NO_FAST_BLAS))
