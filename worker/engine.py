@@ -16,12 +16,10 @@ from typing import Literal
 from supervisor.protocol import Code, Grant, Trim
 from worker.blas import load_openblas
 from worker.faults import EXIT_FAILED, LoadFailed
-from worker.job import EngineBeat, Job, Loaded, LoadSpec, LoadStage, Sink, Text, TextStream
+from worker.job import EngineBeat, Job, LoadSpec, LoadStage, Sink, Text
 from worker.mailbox import Cancel, Halt, Mailbox
 from worker.meter import Meter
 from worker.spill import Spill
-
-__all__ = ["Engine", "EngineBeat", "Job", "LoadSpec", "Loaded", "Sink", "Text", "TextStream"]
 
 _log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.001

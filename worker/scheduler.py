@@ -75,6 +75,8 @@ class Scheduler:
                 if self.prefix is not None:
                     self.prefix.hot.free(target_bytes if level == "soft" else self.prefix.hot.bytes)
                 mx.clear_cache()
+        if not self.has_work:  # no step will follow that would say so
+            self._publish()
 
     def step(self) -> None:
         """One round: at most one decode step and one prefill chunk per lane."""

@@ -1,0 +1,198 @@
+"""A listener that records what an engine says, and the calls a test needs to wait for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from supervisor.protocol import CacheGrant, ModelRef, Row, Sampling, Timings, Usage
+from worker.engine import Engine
+from worker.job import Job, Loaded, LoadSpec
+from worker.job import Text as EngineText
+from worker.lanes import Lane
+from worker.text import Text
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass
+class Answer:
+    """All that was said about one request; `tokens` is what `completion_tokens` counted."""
+
+    text: str = ""
+    rows: list[Row] = field(default_factory=list)
+    accepted: tuple[int, int, int] | None = None
+    finish: str | None = None
+    stop_string: str | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    error: tuple[str, str] | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def ids(self) -> list[int]:
+        """With `ForcedText`."""
+        return [int(number) for number in self.text.split()]
+
+    @property
+    def cached(self) -> int:
+        assert self.usage is not None, self
+        return self.usage.cached_hot + self.usage.cached_cold
+
+
+class RecordingSink:
+    """Keeps everything per (rid, choice); `steps` keeps the calls of `rows` as they came."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int, int]] = []
+        self.info: Loaded | None = None
+        self.failure: tuple[str, str, int] | None = None
+        self.settled = threading.Event()
+        self.steps: list[list[Row]] = []
+        self._answers: dict[tuple[str, int], Answer] = {}
+        self._lock = threading.Lock()
+
+    def of(self, rid: str, choice: int = 0) -> Answer:
+        with self._lock:
+            return self._answers.setdefault((rid, choice), Answer())
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self.stages.append((stage, done, total))
+
+    def loaded(self, info: Loaded) -> None:
+        self.info = info
+        self.settled.set()
+
+    def failed(self, code: str, message: str, exit_code: int) -> None:
+        self.failure = (code, message, exit_code)
+        self.settled.set()
+
+    def accepted(self, rid: str, cached_hot: int, cached_cold: int, position: int) -> None:
+        self.of(rid).accepted = (cached_hot, cached_cold, position)
+
+    def rows(self, rows: list[Row]) -> None:
+        self.steps.append(rows)
+        for row in rows:
+            answer = self.of(row.rid, row.choice)
+            assert answer.finish is None, f"a row after the last one: {row}"
+            assert row.seq == len(answer.rows), f"a gap before {row}"
+            answer.rows.append(row)
+            answer.text += "".join(piece.text for piece in row.pieces)
+            if row.finish is not None:
+                answer.finish, answer.stop_string = row.finish, row.stop_string
+                answer.usage, answer.timings = row.usage, row.timings
+                answer.over.set()
+
+    def error(self, rid: str, code: str, message: str) -> None:
+        answer = self.of(rid)
+        answer.error = (code, message)
+        answer.over.set()
+
+
+class RunningEngine:
+    """An engine in this process, loaded, with its sink. Use as a context manager."""
+
+    def __init__(
+        self, model: Path, *, cache: CacheGrant | None = None, max_batch: int = 8, text: EngineText | None = None
+    ) -> None:
+        self.sink = RecordingSink()
+        ref = ModelRef(id="tiny", path=str(model), context=0)
+        spec = LoadSpec(ref, max_batch=max_batch, cache=cache or CacheGrant())
+        self.engine = Engine(spec, text or Text.open(model), self.sink)
+
+    def __enter__(self) -> RunningEngine:
+        self.engine.start()
+        assert self.sink.settled.wait(60), self.sink.stages
+        assert self.sink.failure is None, self.sink.failure
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.engine.stop(10.0)
+
+    def submit(
+        self,
+        rid: str,
+        prompt: list[int],
+        max_tokens: int = 8,
+        sampling: Sampling = GREEDY,
+        stops: tuple[str, ...] = (),
+        salt: str = "",
+        priority: int = 0,
+    ) -> Answer:
+        job = Job(rid, tuple(prompt), sampling, max_tokens, stops, salt, rid, time.monotonic(), priority)
+        self.engine.submit(job)
+        return self.sink.of(rid)
+
+    def ask(self, rid: str, prompt: list[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: object) -> Answer:
+        """Submits and waits for the end."""
+        answer = self.submit(rid, prompt, max_tokens, sampling, **more)  # type: ignore[arg-type]
+        assert answer.over.wait(60), rid
+        return answer
+
+    def settle(self) -> None:
+        """Waits until the engine reports that nothing runs or waits."""
+        until = time.monotonic() + 10
+        while (beat := self.engine.beat()).running or beat.waiting:
+            assert time.monotonic() < until, beat
+            time.sleep(0.01)
+
+
+class ForcedText:
+    """A `worker.job.Text` that makes every token visible as a number, with end tokens of the test's choice."""
+
+    def __init__(self, eos_ids: frozenset[int] = frozenset(), context: int = 2048) -> None:
+        self.eos_ids = eos_ids
+        self.context = context
+
+    def stream(self, prompt_ids: Sequence[int], stops: Sequence[str]) -> NumberStream:
+        return NumberStream(stops)
+
+
+class NumberStream:
+    """Shows token 17 as "17 "; a stop string matches within what it has shown."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stopped_by: str | None = None
+        self._stops = stops
+
+    def push(self, token: int) -> str:
+        text = f"{token} "
+        self.stopped_by = next((stop for stop in self._stops if stop in text), None)
+        return "" if self.stopped_by else text
+
+    def close(self) -> str:
+        return ""
+
+
+class Gate:
+    """Holds an engine before its next step, so that a test decides how many steps have been taken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._permits = threading.Semaphore(0)
+        self._open = threading.Event()
+        self._taken = threading.Semaphore(0)
+        original = Lane.step
+
+        def step(lane: Lane) -> list[tuple[int, int]]:
+            if not self._open.is_set():
+                self._permits.acquire()
+            produced = original(lane)
+            self._taken.release()
+            return produced
+
+        monkeypatch.setattr(Lane, "step", step)
+
+    def let(self, steps: int) -> None:
+        """Lets that many steps happen and waits for them."""
+        for _ in range(steps):
+            self._permits.release()
+            assert self._taken.acquire(timeout=20)
+
+    def open(self) -> None:
+        self._open.set()
+        self._permits.release()
