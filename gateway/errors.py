@@ -5,7 +5,7 @@ will fail again is a 400, and 5xx is for what the next try may well survive.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
@@ -26,7 +26,7 @@ _INVALID = "invalid_request_error"
 _BUSY = "rate_limit_error"
 _SERVER = "server_error"
 
-OUTCOMES: dict[Code, Outcome] = {
+OUTCOMES: dict[str, Outcome] = {
     Code.MODEL_NOT_FOUND: Outcome(404, _INVALID, param="model"),
     Code.NOT_ALLOWED: Outcome(403, _INVALID),
     Code.CONTEXT_LENGTH_EXCEEDED: Outcome(400, _INVALID, param="messages"),
@@ -79,13 +79,12 @@ class Failure:
 
     code: str
     message: str
-    retry_after_s: float | None = field(default=None)
+    retry_after_s: float | None = None
 
 
 def api_error(failure: Failure) -> ApiError:
     """The HTTP form of a failure; a code this build does not know is a 500 that still shows it."""
-    known = Code(failure.code) if failure.code in Code else None
-    outcome = OUTCOMES[known] if known else Outcome(500, _SERVER)
+    outcome = OUTCOMES.get(failure.code, Outcome(500, _SERVER))
     error = ApiError(outcome.status, outcome.type, failure.message, code=failure.code, param=outcome.param)
     wait_s = failure.retry_after_s if failure.retry_after_s is not None else outcome.retry_after_s
     if wait_s is not None:

@@ -132,6 +132,10 @@ class ScriptedSupervisor:
 
     # ------------------------------------------------------------------ from the gateway
 
+    @property
+    def all_acquired(self) -> list[Acquire]:
+        return self.all(Acquire)
+
     def all(self, kind: type[M]) -> list[M]:
         return [message for message in self.received if isinstance(message, kind)]
 

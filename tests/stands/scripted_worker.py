@@ -67,7 +67,8 @@ class ScriptedWorker:
         for task in self._tasks:
             task.cancel()
         self._wire.close()
-        self._context.term()
+        if not self._context.closed:
+            self._context.term()
 
     # ------------------------------------------------------------------ what scripts say
 
@@ -96,7 +97,10 @@ class ScriptedWorker:
         self.send(Result(epoch=submit.epoch, rid=submit.rid, data=dict(data)))
 
     def send(self, message: Message) -> None:
-        self._wire.send(encode(message))
+        self.send_frames(encode(message))
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        self._wire.send(frames)
 
     async def cancelled(self, submit: Submit) -> None:
         """Until the gateway cancels that request."""

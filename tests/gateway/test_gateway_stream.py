@@ -1,0 +1,228 @@
+"""What a chat stream looks like from outside, and when its status is decided."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from supervisor.protocol import Queued, Release, Submit
+from tests.gateway.stand import CHAT, Stand
+from tests.stands.scripted_worker import ScriptedWorker, hangs, refuses, says
+
+STREAM = {**CHAT, "stream": True}
+
+
+async def test_a_stream_is_role_then_content_then_finish_then_done(stand: Stand) -> None:
+    await stand.start(says("Hel", "lo"))
+    *events, done = await stand.chat_stream()
+    chunks = [json.loads(event) for event in events]
+    assert done == "[DONE]"
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[-1] == {}
+    assert "".join(delta["content"] for delta in deltas[1:-1]) == "Hello"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    same = [{key: chunk[key] for key in ("id", "object", "created", "model", "system_fingerprint")} for chunk in chunks]
+    assert all(head == same[0] for head in same)
+    assert same[0]["object"] == "chat.completion.chunk" and same[0]["id"].startswith("chatcmpl-")
+    assert isinstance(same[0]["created"], int) and same[0]["model"] == "tiny"
+    assert all("usage" not in chunk and chunk["choices"][0]["logprobs"] is None for chunk in chunks)
+
+
+async def test_streamed_and_whole_answers_hold_the_same_text(stand: Stand) -> None:
+    await stand.start(says("Grüße", " aus", " 東京", " 🎉"))
+    events = [json.loads(event) for event in (await stand.chat_stream())[:-1]]
+    streamed = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    status, body = await stand.chat()
+    assert status == 200
+    assert body["choices"][0]["message"]["content"] == streamed == "Grüße aus 東京 🎉"
+
+
+async def test_a_whole_answer_has_every_key_the_specification_requires(stand: Stand) -> None:
+    await stand.start(says("Hello", finish="length"))
+    _, body = await stand.chat()
+    assert body["object"] == "chat.completion" and isinstance(body["created"], int)
+    (choice,) = body["choices"]
+    assert choice == {
+        "index": 0,
+        "message": {"role": "assistant", "content": "Hello", "refusal": None, "annotations": []},
+        "logprobs": None,
+        "finish_reason": "length",
+    }
+    assert body["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 1,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 3, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+async def test_usage_comes_once_and_only_when_asked_for(stand: Stand) -> None:
+    await stand.start()
+    *events, done = await stand.chat_stream(stream_options={"include_usage": True})
+    chunks = [json.loads(event) for event in events]
+    assert done == "[DONE]"
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+    assert chunks[-1]["object"] == "chat.completion.chunk"
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+async def test_continuous_usage_counts_up_in_every_chunk(stand: Stand) -> None:
+    await stand.start(says("a", "b", "c", gap_s=0.02))
+    events = await stand.chat_stream(stream_options={"include_usage": True, "continuous_usage_stats": True})
+    counts = [json.loads(event)["usage"]["completion_tokens"] for event in events[1:-1]]
+    assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == 3
+
+
+async def test_reasoning_is_apart_from_the_answer(stand: Stand) -> None:
+    async def script(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.accept(submit)
+        worker.row(submit, "Hmm. ", kind="reasoning")
+        worker.row(submit, "Yes.")
+        worker.row(submit, finish="stop")
+
+    await stand.start(script)
+    _, body = await stand.chat()
+    assert body["choices"][0]["message"]["reasoning_content"] == "Hmm. "
+    assert body["choices"][0]["message"]["content"] == "Yes."
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in (await stand.chat_stream())[:-1]]
+    assert {"reasoning_content": "Hmm. "} in deltas and {"content": "Yes."} in deltas
+
+
+async def test_a_worker_that_refuses_before_the_stream_gives_a_real_status(stand: Stand) -> None:
+    text = "This model's maximum context length is 4096 tokens. However, your messages resulted in 9000 tokens."
+    await stand.start(refuses("context_length_exceeded", text))
+    async with stand.http.post("/v1/chat/completions", json=STREAM) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error == {"message": text, "type": "invalid_request_error", "param": "messages", "code": "context_length_exceeded"}
+    assert await stand.supervisor.outcomes() == ["context_length_exceeded"]
+
+
+async def test_headers_come_with_acceptance_not_with_the_first_token(stand: Stand) -> None:
+    async def script(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.accept(submit)
+        await asyncio.sleep(1.5)
+        worker.row(submit, "late", finish="stop")
+
+    await stand.start(script)
+    began = time.monotonic()
+    async with stand.http.post("/v1/chat/completions", json=STREAM) as response:
+        assert time.monotonic() - began < 1.0
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        assert response.headers["Cache-Control"] == "no-cache" and response.headers["X-Accel-Buffering"] == "no"
+        assert b'"role":"assistant"' in await response.content.readuntil(b"\n\n")
+        assert time.monotonic() - began < 1.0
+
+
+async def test_patience_sends_200_and_a_later_refusal_arrives_in_the_stream(stand: Stand) -> None:
+    async def script(worker: ScriptedWorker, submit: Submit) -> None:
+        await asyncio.sleep(0.8)
+        worker.problem(submit, "context_length_exceeded", "Too long.")
+
+    await stand.start(script, settings={"header_patience_s": 0.3})
+    *_, last = await stand.chat_stream()
+    assert json.loads(last)["error"]["code"] == "context_length_exceeded"
+    status, _ = await stand.chat()  # a plain answer has no status to hurry for
+    assert status == 400
+
+
+async def test_patience_covers_the_wait_for_a_load(stand: Stand) -> None:
+    await stand.start(settings={"header_patience_s": 0.3, "keepalive_s": 0.2})
+    supervisor = stand.supervisor
+
+    def slow(acquire: object) -> Queued:
+        asyncio.get_running_loop().call_later(1.0, lambda: supervisor.send(grant()))
+        return Queued(rid=acquire.rid, position=1, state="loading")  # pyright: ignore[reportAttributeAccessIssue]
+
+    def grant() -> object:
+        granted = supervisor.grant(supervisor.all_acquired[-1])
+        supervisor.granted.append(granted)
+        return granted
+
+    supervisor.on_acquire = slow  # pyright: ignore[reportAttributeAccessIssue]
+    events = await stand.chat_stream()
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+    assert deltas.count({"content": ""}) >= 2
+    assert "".join(delta.get("content", "") for delta in deltas) == "Hello"
+
+
+async def test_silence_is_filled_with_empty_chunks_of_the_same_stream(stand: Stand) -> None:
+    await stand.start(says("a", "b", gap_s=1.1), settings={"keepalive_s": 0.3})
+    chunks = [json.loads(event) for event in (await stand.chat_stream())[:-1]]
+    fillers = [chunk for chunk in chunks if chunk["choices"][0]["delta"] == {"content": ""}]
+    assert 4 <= len(fillers) <= 8
+    assert all(chunk["id"] == chunks[0]["id"] and chunk["model"] == "tiny" for chunk in fillers)
+
+
+async def test_a_busy_stream_gets_no_filler(stand: Stand) -> None:
+    await stand.start(says(*"abcdefgh", gap_s=0.1), settings={"keepalive_s": 0.4})
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in (await stand.chat_stream())[:-1]]
+    assert {"content": ""} not in deltas
+
+
+async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_nothing_else(stand: Stand) -> None:
+    await stand.start(hangs)
+
+    async def kill() -> None:
+        (submit,) = await stand.worker.wait_for(Submit)
+        await asyncio.sleep(0.2)
+        stand.supervisor.lose(submit.rid)
+
+    killing = asyncio.create_task(kill())
+    events = await stand.chat_stream()
+    await killing
+    error = json.loads(events[-1])["error"]
+    assert error["code"] == "worker_lost" and set(error) == {"message", "type", "param", "code"}
+    assert "[DONE]" not in events
+    assert all(json.loads(event)["choices"][0]["finish_reason"] is None for event in events[:-1])
+    assert not stand.supervisor.all(Release)  # the lease was void
+
+
+@pytest.mark.parametrize("finish", ["cancelled", "error"])
+async def test_a_cut_answer_is_never_shown_as_finished(stand: Stand, finish: str) -> None:
+    async def script(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.accept(submit)
+        worker.row(submit, "Half a")
+        await asyncio.sleep(0.1)
+        worker.row(submit, finish=finish)
+
+    await stand.start(script)
+    events = await stand.chat_stream()
+    assert "error" in json.loads(events[-1]) and "[DONE]" not in events
+    status, body = await stand.chat()
+    assert status >= 500 and "choices" not in body
+    assert await stand.supervisor.outcomes(2) == [finish, finish]
+
+
+async def test_rows_that_got_lost_are_an_error_not_a_gap_in_the_text(stand: Stand) -> None:
+    async def script(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.accept(submit)
+        worker.row(submit, "one ")
+        await asyncio.sleep(0.1)
+        worker.row(submit, "three", seq=2)
+        await worker.cancelled(submit)
+        worker.row(submit, finish="cancelled")
+
+    await stand.start(script)
+    events = await stand.chat_stream()
+    assert json.loads(events[-1])["error"]["code"] == "internal"
+    assert await stand.supervisor.outcomes() == ["cancelled"]
+
+
+async def test_text_that_arrives_together_is_written_together(stand: Stand) -> None:
+    """Forty sequences' worth of rows must not become forty writes; here one request's rows pile up in one turn."""
+    await stand.start(says(*(f"{number} " for number in range(300))))
+    async with stand.http.post("/v1/chat/completions", json=STREAM) as response:
+        blocks = [block async for block, _ in response.content.iter_chunks()]
+    assert b"299" in b"".join(blocks)
+    assert len(blocks) < 150
