@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from slot_stage import Stage, one, only
-
 from supervisor.slot_events import (
     CallDone,
     DumpStacks,
@@ -26,6 +24,7 @@ from supervisor.slot_events import (
     WorkerHello,
     WorkerProgress,
 )
+from tests.supervisor.slot_stage import Stage, one, only
 
 A = ModelCost("a", 6)
 
@@ -306,6 +305,22 @@ def test_an_idle_engine_may_stand_still() -> None:
     beat_for(stage, 500, progress=7, queued=0)
     beat_for(stage, 179, progress=7, queued=1)
     assert not only(stage.all, DumpStacks) and not only(stage.all, Kill)
+
+
+def test_an_idle_engine_between_two_beats_is_not_stalled_however_short_the_limit() -> None:
+    stage = Stage([A], timers=Timers(no_progress_s=5))
+    stage.ready_model("a")
+    stage.do(WorkerBeat("a", 1, 7, 0))
+    stage.beating.clear()
+    assert not only(stage.wait(20), DumpStacks)
+
+
+def test_a_request_whose_worker_was_lost_may_ask_again_under_its_name() -> None:
+    stage = Stage([A])
+    stage.acquire("r1", "a")
+    stage.come_up("a")
+    crash(stage)
+    assert one(stage.acquire("r1", "a"), QueuedAt)
 
 
 def test_the_events_of_an_earlier_worker_are_ignored() -> None:

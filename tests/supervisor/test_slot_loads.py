@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from slot_stage import Stage, one, only
-
 from supervisor.slot_events import (
     Abandon,
     AskStop,
@@ -28,6 +26,7 @@ from supervisor.slot_events import (
     WorkerProgress,
     WorkerReady,
 )
+from tests.supervisor.slot_stage import Stage, one, only
 
 A, B, C = ModelCost("a", 6), ModelCost("b", 6), ModelCost("c", 3)
 
@@ -110,6 +109,30 @@ def test_the_least_recently_used_idle_model_is_evicted() -> None:
     assert one(stage.acquire("r2", "f"), AskStop).model == "d"
 
 
+def test_what_is_leaving_counts_as_room() -> None:
+    stage = Stage([C, ModelCost("d", 3), ModelCost("e", 3), ModelCost("f", 3)])
+    for model in ("c", "d", "e"):
+        stage.ready_model(model)
+    stage.acquire("r1", "f")
+    stage.wait(5)
+    assert [stop.model for stop in only(stage.all, AskStop)] == ["c"]
+
+
+def test_an_unpinned_model_goes_before_a_pinned_one_that_was_used_less_recently() -> None:
+    stage = Stage([ModelCost("old", 3, pinned=True), C, A])
+    stage.ready_model("old")
+    stage.ready_model("c")
+    assert one(stage.acquire("r1", "a"), AskStop).model == "c"
+
+
+def test_an_unload_undoes_the_pin_of_a_load_call() -> None:
+    stage = Stage([A])
+    stage.do(LoadRequested("a", None, pin=True))
+    assert stage.slot("a").pinned
+    stage.do(UnloadRequested("a", None, force=False))
+    assert not stage.slot("a").pinned
+
+
 def test_nothing_is_evicted_that_does_not_help() -> None:
     stage = Stage([ModelCost("small", 1), ModelCost("big", 8), ModelCost("new", 8)])
     stage.ready_model("small")
@@ -166,6 +189,16 @@ def test_after_the_fair_wait_the_longest_resident_busy_model_drains() -> None:
     assert stage.state("b") is SlotState.READY
     stage.wait(0.1)
     assert stage.state("b") is SlotState.DRAINING and stage.state("a") is SlotState.READY
+    stage.wait(100)
+    assert stage.state("a") is SlotState.READY, "one drain makes room enough"
+
+
+def test_the_fair_wait_is_a_deadline_of_its_own() -> None:
+    stage = Stage([A, B], timers=Timers(beat_lost_s=1000))
+    stage.ready_model("a")
+    stage.acquire("r1", "a")
+    stage.acquire("r2", "b")
+    assert stage.machine.next_deadline() == stage.now + stage.timers.fair_wait_s
 
 
 def test_new_requests_of_a_draining_model_queue_behind_the_one_that_waited() -> None:
