@@ -44,7 +44,6 @@ def test_the_sdk_reads_raw_responses_and_the_request_id(real: Server) -> None:
 
 def test_four_prompts_at_once_each_equal_their_solo_answer(real: Server, smollm2) -> None:
     from tests.stands.equality import assert_same_greedy
-
     from worker.text import Text
 
     prompts = [

@@ -1,0 +1,58 @@
+"""What each process is made of and what it costs: the supervisor and the gateway stay small, idle means idle."""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.stands.server import Server
+
+MIB = 2**20
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@linux_only
+def test_supervisor_and_gateway_never_map_mlx_and_the_worker_does(small: Server) -> None:
+    small.ctl("load", "tiny")
+
+    def maps_mlx(pid: int) -> bool:
+        return "libmlx" in Path(f"/proc/{pid}/maps").read_text()
+
+    assert not maps_mlx(small.status()["pid"])
+    assert not maps_mlx(small.pid_of("gateway"))
+    assert not maps_mlx(small.pid_of("text"))
+    assert maps_mlx(small.pid_of("tiny"))
+
+
+def test_supervisor_and_gateway_start_cheaply_and_stay_small(small: Server) -> None:
+    for pid in (small.status()["pid"], small.pid_of("gateway")):
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        assert times.user + times.system < 0.6, process.cmdline()
+        memory = process.memory_full_info() if sys.platform == "linux" else process.memory_info()
+        assert getattr(memory, "pss", memory.rss) < 80 * MIB, process.cmdline()
+
+
+def test_status_answers_fast(small: Server) -> None:
+    took: list[float] = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        small.ctl("status")
+        took.append(time.perf_counter() - begun)
+    assert statistics.median(took) < 0.3, took
+
+
+def test_an_idle_tree_uses_almost_no_cpu(small: Server) -> None:
+    small.ctl("load", "tiny")
+    time.sleep(1)
+    processes = small.family()
+
+    def cpu_s() -> float:
+        return sum(sum(p.cpu_times()[:2]) for p in processes)
+
+    before, begun = cpu_s(), time.monotonic()
+    time.sleep(15)
+    assert (cpu_s() - before) / (time.monotonic() - begun) < 0.01
