@@ -155,10 +155,12 @@ class Restore:
     def _run(self, assembly: Assembly, blocks: int) -> Iterator[None]:
         whole = True
         for index in range(blocks):
-            whole = self._add(assembly, self._chain.block(index, self._prompt))
+            wanted = self._chain.block(index, self._prompt)
+            if whole:
+                whole = self._add(assembly, wanted)
+            else:  # reading sets damaged ones aside, and what is set aside this prefill will write anew
+                self._prefix.find(wanted)
             yield
-            if not whole:
-                break
         last = len(self._prompt) - 1
         if whole and assembly.tokens == last // self._prefix.block_tokens * self._prefix.block_tokens:
             tail = self._chain.tail(self._prompt, last)
