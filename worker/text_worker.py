@@ -100,7 +100,7 @@ def count(shelf: "TextShelf", submit: Submit, model: ModelRef) -> dict[str, obje
         text = shelf.text(Path(model.path))
     except ModelUnreadable as e:
         raise Refused(Code.MODEL_UNLOADABLE, str(e)) from e
-    context = model.context or text.context
+    context = min(text.context, model.context or text.context)
     return {"prompt_tokens": len(fitted_prompt(text, submit, context).ids), "context": context}
 
 
