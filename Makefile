@@ -41,6 +41,9 @@ types: venv
 imports: venv
 	.venv/bin/lint-imports
 
+demo: venv $(DEMO_STAMP) openblas
+	@$(PY) -u benchmarks/demo.py
+
 test: venv $(DEMO_STAMP) openblas
 	$(PY) -m pytest tests
 

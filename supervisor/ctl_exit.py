@@ -6,7 +6,6 @@ import sys
 import click
 
 from supervisor.client import CallFailed, NoAnswer, NotRunning
-from supervisor.instance import AlreadyRunning
 from supervisor.ipc import PathTooLong
 from supervisor.paths import HomeUnusable
 from supervisor.settings_load import SettingsInvalid
@@ -29,7 +28,7 @@ Exit status:
   2    the command line or a setting is wrong
   3    the server is not running
   4    there is no such model, log or file
-  5    the server is there but refuses (too large, busy, not allowed, already running)
+  5    the server is there but refuses (too large, busy, not allowed)
   130  interrupted with Ctrl-C
 """
 
@@ -78,8 +77,6 @@ def report(problem: BaseException) -> Exit:
             return _say("the settings are not valid:", *problem.problems, status=Exit.USAGE)
         case NotRunning():
             return _say(str(problem), status=Exit.NOT_RUNNING)
-        case AlreadyRunning():
-            return _say(str(problem), status=Exit.REFUSED)
         case CallFailed():
             return _say(problem.message, status=status_of_code(problem.code))
         case NoAnswer() | HomeUnusable() | PathTooLong():

@@ -19,6 +19,14 @@ from supervisor.protocol import SlotStatus
 
 JSON = click.option("--json", "as_json", is_flag=True, help="the answer as JSON")
 
+BEFORE_STAGES = {
+    "queued": "waiting for memory",
+    "spawning": "starting",
+    "loading": "starting",
+    "backoff": "waiting after a crash",
+}
+"""What a load is at before the worker tells."""
+
 
 @click.command()
 @click.argument("model")
@@ -30,7 +38,7 @@ def load(here: Home, model: str, pin: bool, as_json: bool) -> None:
     progress = terminal.Progress(f"loading {model}")
 
     def on_note(note: dict[str, object]) -> None:
-        stage = note.get("stage") or note.get("state") or "waiting"
+        stage = note.get("stage") or BEFORE_STAGES.get(str(note.get("state")), note.get("state"))
         progress.show(str(stage), cast("int", note.get("done") or 0), cast("int", note.get("total") or 0))
 
     with here.client() as client:

@@ -35,7 +35,7 @@ def test_load_shows_each_stage_and_then_the_pid(shell: Shell, server: ScriptedSu
         {"model": "tiny", "pid": 41, "load_s": 1.25},
     )
     ran = shell("load", "tiny", "--pin")
-    assert ran.err.splitlines() == ["loading tiny: queued", "loading tiny: weights", "loading tiny: warm"]
+    assert ran.err.splitlines() == ["loading tiny: waiting for memory", "loading tiny: weights", "loading tiny: warm"]
     assert ran.out == "tiny is loaded (pid 41, 1.2 s)\n"
     assert server.calls == [("load", {"model": "tiny", "pin": True})]
     assert json.loads(shell("load", "tiny", "--json").out)["pid"] == 41
