@@ -47,6 +47,7 @@ async def run(args: ChildArgs, http: socket.socket) -> None:
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         access_log=None,
+        auto_decompress=False,
     )
     await runner.setup()
     await web.SockSite(runner, http, backlog=1024).start()

@@ -1,0 +1,108 @@
+"""The models list, the state of the server, and how both follow the supervisor's events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from yarl import URL
+
+from supervisor.protocol import ChildStatus, Event, EventKind, plain
+from tests.gateway.stand import CHAT, Stand
+from tests.stands.scripted_supervisor import slot
+from tests.stands.scripted_worker import hangs, says
+
+ORG = "mlx-community/Qwen3-4B-4bit"
+MODELS = [
+    slot("tiny", aliases=["default"]),
+    slot(ORG, state="idle", context=32768, max_tokens=512),
+    slot("broken", usable=False),
+]
+
+
+async def test_the_list_satisfies_both_dialects_and_leaves_out_what_cannot_be_served(stand: Stand) -> None:
+    await stand.start(models=MODELS)
+    async with stand.http.get("/v1/models") as response:
+        body = await response.json()
+    assert body["object"] == "list" and body["has_more"] is False
+    assert (body["first_id"], body["last_id"]) == ("tiny", ORG)
+    assert [entry["id"] for entry in body["data"]] == ["tiny", ORG]
+    assert body["data"][1] == {
+        "id": ORG,
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "omlxd",
+        "type": "model",
+        "display_name": ORG,
+        "created_at": "2023-11-14T22:13:20Z",
+        "lifecycle": "active",
+        "context_length": 32768,
+        "max_model_len": 32768,
+        "max_input_tokens": 32768,
+        "max_tokens": 512,
+    }
+
+
+async def test_an_id_with_a_slash_is_found_plain_and_escaped(stand: Stand) -> None:
+    await stand.start(models=MODELS)
+    for written in (ORG, ORG.replace("/", "%2F"), "default"):
+        async with stand.http.get(URL(f"{stand.url}/v1/models/{written}", encoded=True)) as response:
+            assert response.status == 200, written
+            assert (await response.json())["id"] == ("tiny" if written == "default" else ORG)
+    for written in ("none", "broken", "status"):
+        async with stand.http.get(f"/v1/models/{written}") as response:
+            assert response.status == 404
+            assert (await response.json())["error"]["code"] == "model_not_found"
+
+
+async def test_an_alias_is_a_model_too(stand: Stand) -> None:
+    await stand.start(models=MODELS)
+    status, body = await stand.chat(model="default")
+    assert status == 200 and body["model"] == "default"
+
+
+async def test_events_add_change_and_remove_models(stand: Stand) -> None:
+    await stand.start()
+    stand.supervisor.change("new", slot("new"))
+    stand.supervisor.change("tiny", None)
+    await asyncio.sleep(0.2)
+    async with stand.http.get("/v1/models") as response:
+        assert [entry["id"] for entry in (await response.json())["data"]] == ["new"]
+    assert (await stand.chat())[0] == 404
+
+
+async def test_an_event_older_than_the_snapshot_changes_nothing(stand: Stand) -> None:
+    await stand.start()
+    stand.supervisor.send(Event(seq=1, ts=0.0, kind=EventKind.SLOT, model="tiny"))
+    await asyncio.sleep(0.2)
+    assert (await stand.chat())[0] == 200
+
+
+async def test_status_shows_the_server_and_what_the_gateway_is_doing(stand: Stand) -> None:
+    await stand.start(hangs)
+    stand.supervisor.change("tiny", slot(charged_bytes=5, leases=1))
+    child = ChildStatus(name="text", state="running", pid=7)
+    facts = plain(child)
+    assert isinstance(facts, dict)
+    stand.supervisor.send(Event(seq=99, ts=0.0, kind=EventKind.CHILD, data=facts))  # pyright: ignore[reportUnknownArgumentType]
+    running = stand.http.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    async with running, stand.http.get("/api/status") as response:
+        body = await response.json()
+    assert body["version"] == "1.2.3" and body["charged_bytes"] == 5
+    assert body["models"][0]["leases"] == 1 and body["children"][0]["pid"] == 7
+    assert body["gateway"] == {"identity": "g.1", "inflight": 1, "ignored_fields": {}}
+
+
+async def test_health_is_quick_while_many_streams_run(stand: Stand) -> None:
+    await stand.start(says(*("word " for _ in range(100)), gap_s=0.01))
+    streams = [asyncio.create_task(stand.chat_stream()) for _ in range(30)]
+    await asyncio.sleep(0.3)
+    waits: list[float] = []
+    for _ in range(10):
+        began = time.monotonic()
+        async with stand.http.get("/health") as response:
+            assert (await response.json())["status"] == "ok"
+        waits.append(time.monotonic() - began)
+        await asyncio.sleep(0.02)
+    assert sorted(waits)[5] < 0.2, waits
+    assert all(events[-1] == "[DONE]" for events in await asyncio.gather(*streams))
