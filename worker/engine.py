@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.001
 """How long the engine thread may hold the interpreter while the sockets' thread waits for it."""
 
+OPEN_FILES = 2048
+"""A lazily read model holds one descriptor per weight file."""
+
 
 class Engine:
     def __init__(self, spec: LoadSpec, text: Text, sink: Sink) -> None:
@@ -106,10 +109,16 @@ class Engine:
 
 @contextlib.contextmanager
 def _open_files_limit_kept() -> Generator[None]:
-    """mlx_lm sets the limit to 2048 when it is imported: good where it was 256, bad where it was more."""
-    before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if before == resource.RLIM_INFINITY or before > now:
-        allowed = before if most == resource.RLIM_INFINITY else min(before, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    """mlx_lm sets the limit to 2048 of 4096 when it is imported: good where it was 256, bad where it was more, and an error
+    that ends the import where less is allowed.
+    """
+    original = resource.setrlimit
+    resource.setrlimit = lambda _resource, _limits: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = original
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
+        allowed = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

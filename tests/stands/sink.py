@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from supervisor.protocol import CacheGrant, ModelRef, Row, Sampling, Timings, Usage
+from worker.blas import load_openblas
 from worker.engine import Engine
 from worker.job import Job, Loaded, LoadSpec
 from worker.job import Text as EngineText
-from worker.lanes import Lane
 from worker.text import Text
+
+load_openblas()  # before anything imports MLX, or the whole test process computes with the slow library
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -176,6 +178,8 @@ class Gate:
         self._permits = threading.Semaphore(0)
         self._open = threading.Event()
         self._taken = threading.Semaphore(0)
+        from worker.lanes import Lane
+
         original = Lane.step
 
         def step(lane: Lane) -> list[tuple[int, int]]:
