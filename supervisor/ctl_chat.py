@@ -64,18 +64,24 @@ def chat(here: Home, model: str | None, system: str | None, url: str | None, api
         importlib.import_module("readline")  # gives input() its line editing
 
         click.secho(f"{conversation.model} at {gateway.url} (Ctrl-D ends)", dim=True)
-    while (line := _next_line("> " if live else "")) is not None:
+    while (line := _next_line(live)) is not None:
         if line.strip() == "/clear":
             conversation.clear()
         elif line.strip():
             _answer(conversation, line)
 
 
-def _next_line(prompt: str) -> str | None:
+def _next_line(live: bool) -> str | None:
+    """What was typed, or None at the end. Ctrl-C drops the line, as in a shell: it may have come just after an answer's end."""
     try:
-        return input(prompt)
+        return input("> " if live else "")
     except EOFError:
         return None
+    except KeyboardInterrupt:
+        if not live:
+            raise
+        click.secho("  (Ctrl-D ends)", dim=True)
+        return ""
 
 
 def _answer(conversation: "Conversation", line: str) -> None:

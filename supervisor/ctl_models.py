@@ -132,7 +132,8 @@ def show(here: Home, model: str, as_json: bool) -> None:
         rows = [[name, str(d["value"]), str(d["source"])] for name, d in defaults.items() if d["value"] is not None]
         terminal.print_table(["DEFAULT", "VALUE", "FROM"], rows)
     for name, value in cast("dict[str, object]", result.get("capabilities") or {}).items():
-        click.echo(f"{name}: {value}")
+        if value is not None:
+            click.echo(f"{name}: {value}")
     return None
 
 

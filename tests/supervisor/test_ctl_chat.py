@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,42 @@ def test_chat_remembers_the_conversation_until_it_is_cleared(shell: Shell) -> No
     assert (ran.status, ran.out) == (0, "Paris\nParis\nParis\n")
     asked = [[m["content"] for m in body["messages"]] for _, _, body in gateway.seen]  # pyright: ignore
     assert asked == [["S", "one"], ["S", "one", "Paris", "two"], ["S", "three"]]
+
+
+class Terminal(io.StringIO):
+    """Typed lines, from what calls itself a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_ctrl_c_ends_an_answer_but_not_the_conversation(shell: Shell) -> None:
+    asked: list[list[str]] = []
+
+    def answer(_gateway: object, _model: str, messages: list[dict[str, str]]) -> Generator[str, None, None]:
+        asked.append([message["content"] for message in messages])
+        yield "Par"
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        yield "is"
+
+    shell.patch.setattr("supervisor.ctl_http.Gateway.stream_chat", answer)
+    shell.patch.setattr("sys.stdin", Terminal("one\ntwo\n"))
+    ran = shell("chat", "tiny", "--url", "http://127.0.0.1:1")
+    assert ran.status == 0
+    assert "Par [stopped]" in ran.out and "Paris" in ran.out
+    assert asked == [["one"], ["one", "Par", "two"]]
+
+
+def test_an_error_ends_a_typed_answer_but_a_piped_conversation(shell: Shell) -> None:
+    body = json.dumps({"error": {"message": "busy", "code": "queue_full"}})
+    with ScriptedGateway((body,), status=429) as gateway:
+        shell.patch.setattr("sys.stdin", Terminal("one\ntwo\n"))
+        assert shell("chat", "tiny", "--url", gateway.url).status == 0
+        assert len(gateway.seen) == 2
+        shell.patch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+        assert shell("chat", "tiny", "--url", gateway.url).status == 5
+        assert len(gateway.seen) == 3
 
 
 def test_a_server_bound_to_every_address_is_reached_on_loopback() -> None:
