@@ -1,37 +1,21 @@
-"""The prefix cache of one model: finds blocks in RAM, in the write queue and on disk, restores and captures them.
+"""The prefix cache of one model: finds blocks in RAM, in the write queue and on disk, and copies new ones out of the batch.
 
 Any doubt about a block is a miss, and a miss ends the chain there. Runs on the engine thread; must not know requests, only
 tokens. The cache may make an answer faster, never different.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from cachestore.block import Block, BlockId, Tensor
 from cachestore.keys import namespace_root
 from cachestore.store import Namespace
 from worker.chain import Chain
 from worker.hot import HotTier
-from worker.kv import Assembly, Layout
+from worker.kv import Layout
 from worker.lanes import Held
-from worker.mlx_types import Cache
 from worker.spill import Spill
 
 KEY_TAG = "text"
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """`cache` is None where nothing was found."""
-
-    cache: Cache | None = None
-    hot_tokens: int = 0
-    cold_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.hot_tokens + self.cold_tokens
 
 
 class PrefixCache:
@@ -62,9 +46,6 @@ class PrefixCache:
         if tail.tokens and self.hot.contains(tail.key):
             hot += len(tail.tokens)
         return hot, cold
-
-    def restore(self, chain: Chain, prompt: Sequence[int]) -> "Restore":
-        return Restore(self, chain, prompt)
 
     def find(self, wanted: BlockId) -> tuple[Mapping[str, Tensor] | None, bool]:
         """The block's tensors or None, and whether they came from disk."""
@@ -127,67 +108,3 @@ class PrefixCache:
 
     def _lacks_on_disk(self, key: str) -> bool:
         return self.spill is not None and not self.spill.contains(key)
-
-
-class Restore:
-    """One prompt's prefix on its way into a cache, a slice at a time."""
-
-    def __init__(self, prefix: PrefixCache, chain: Chain, prompt: Sequence[int]) -> None:
-        self._prefix = prefix
-        self._chain = chain
-        self._prompt = prompt
-        self._hot_tokens = 0
-        self._cold_tokens = 0
-        found = sum(prefix.probe(chain, prompt))
-        self._assembly = Assembly(prefix.layout, found) if found else None
-        self._work = self._run(self._assembly, found // prefix.block_tokens) if self._assembly else iter(())
-
-    def advance(self, until: float) -> Restored | None:
-        """Goes on until the clock passes `until`; the outcome once it is complete."""
-        for _ in self._work:
-            if time.monotonic() >= until:
-                return None
-        self._prefix.count(len(self._prompt), self._hot_tokens, self._cold_tokens)
-        if self._assembly is None or not self._assembly.tokens:
-            return Restored()
-        return Restored(self._assembly.cache(), self._hot_tokens, self._cold_tokens)
-
-    def _run(self, assembly: Assembly, blocks: int) -> Iterator[None]:
-        whole = True
-        for index in range(blocks):
-            wanted = self._chain.block(index, self._prompt)
-            if whole:
-                whole = self._add(assembly, wanted)
-            else:  # reading sets damaged ones aside, and what is set aside this prefill will write anew
-                self._prefix.find(wanted)
-            yield
-        last = len(self._prompt) - 1
-        if whole and assembly.tokens == last // self._prefix.block_tokens * self._prefix.block_tokens:
-            tail = self._chain.tail(self._prompt, last)
-            if tail.tokens:
-                self._add(assembly, tail)
-        self._touch(assembly.tokens // self._prefix.block_tokens)
-        while assembly.tokens and assembly.convert_one():
-            yield
-
-    def _add(self, assembly: Assembly, wanted: BlockId) -> bool:
-        is_tail = len(wanted.tokens) < self._prefix.block_tokens
-        tensors, is_cold = (self._prefix.hot.get(wanted), False) if is_tail else self._prefix.find(wanted)
-        if tensors is None or not assembly.add(tensors, len(wanted.tokens)):
-            return False
-        if is_cold:
-            self._cold_tokens += len(wanted.tokens)
-            before = self._chain.keys(wanted.start // self._prefix.block_tokens)
-            self._prefix.hot.put(Block(wanted, tensors), before)
-            return True
-        self._hot_tokens += len(wanted.tokens)
-        if not is_tail:  # its write may have been dropped, or the janitor was here since
-            self._prefix.write_through(Block(wanted, tensors))
-        return True
-
-    def _touch(self, blocks: int) -> None:
-        keys = self._chain.keys(blocks)
-        self._chain.captured = blocks
-        self._prefix.hot.touch(keys)
-        if keys and self._prefix.spill is not None:
-            self._prefix.spill.touch(keys)

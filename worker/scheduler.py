@@ -4,8 +4,6 @@ Owns every sequence from its arrival to its last row. One sequence at a time is 
 meanwhile; admission waits for that, so that a prompt finds the blocks of the one before it. Lives on the engine thread.
 """
 
-import heapq
-import itertools
 import logging
 import time
 from collections import Counter
@@ -18,11 +16,13 @@ from worker.blas import set_blas_threads
 from worker.faults import EXIT_FAILED, FAULTS_IN_A_ROW, BadJob, code_of
 from worker.job import EngineBeat, Job, Sink, Text
 from worker.lanes import Lane
+from worker.line import Line
 from worker.loader import LoadedModel
 from worker.mailbox import Cancel, Command, Halt
 from worker.memory import limit_memory
 from worker.meter import Meter
-from worker.prefix import PrefixCache, Restore, Restored
+from worker.prefix import PrefixCache
+from worker.restore import Restore, Restored
 from worker.sampling import check, processors_for, sampler_for
 from worker.sequence import Sequence, Stage
 
@@ -50,9 +50,8 @@ class Scheduler:
         self._meter = meter
         self._new_lane = new_lane
         self._lanes: dict[Lane, dict[int, Sequence]] = {new_lane(): {}}
-        self._waiting: list[tuple[int, int, Sequence]] = []
+        self._waiting = Line()
         self._restoring: tuple[Sequence, Restore] | None = None
-        self._arrivals = itertools.count()
         self._faults_in_a_row = 0
         self._published_at = 0.0
 
@@ -63,7 +62,12 @@ class Scheduler:
     def handle(self, command: Command) -> None:
         match command:
             case Job():
-                self._accept(command)
+                try:
+                    self._accept(command)
+                except Exception:  # one request's boundary: the others go on
+                    _log.exception("request %s could not be taken", command.rid)
+                    self._drop({command.rid})
+                    self._sink.error(command.rid, Code.INTERNAL, "The model's worker could not take this request.")
             case Cancel(rid):
                 self._cancel(rid)
             case Halt():
@@ -93,9 +97,7 @@ class Scheduler:
 
     def _accept(self, job: Job) -> None:
         try:
-            if not job.prompt or job.max_tokens < 1:
-                raise BadJob("The prompt must not be empty, and max_tokens must be at least 1.")
-            check(job.sampling, self._loaded.vocab_size)
+            self._check(job)
         except BadJob as e:
             self._sink.error(job.rid, Code.BAD_REQUEST, str(e))
             return
@@ -103,8 +105,16 @@ class Scheduler:
         for choice in range(job.sampling.n or 1):
             chain = None if self.prefix is None else self.prefix.new_chain(job.cache_salt)
             sequence = Sequence(job, choice, self._text.stream(job.prompt, job.stops), self._text.eos_ids, chain)
-            heapq.heappush(self._waiting, (-job.priority, next(self._arrivals), sequence))
+            self._waiting.join(sequence)
         self._sink.accepted(job.rid, *self._probe(job), position)
+
+    def _check(self, job: Job) -> None:
+        if not job.prompt or job.max_tokens < 1:
+            raise BadJob("The prompt must not be empty, and max_tokens must be at least 1.")
+        vocab_size = self._loaded.vocab_size
+        if min(job.prompt) < 0 or max(job.prompt) >= vocab_size:  # MLX would read whatever lies beyond the table
+            raise BadJob(f"The prompt holds token ids outside 0 to {vocab_size - 1}.")
+        check(job.sampling, vocab_size)
 
     def _probe(self, job: Job) -> tuple[int, int]:
         if self.prefix is None:
@@ -131,9 +141,7 @@ class Scheduler:
 
     def _drop(self, rids: set[str]) -> list[Sequence]:
         """Takes the sequences of those requests out of the queue and the lanes, and returns them."""
-        dropped = [entry[2] for entry in self._waiting if entry[2].job.rid in rids]
-        self._waiting = [entry for entry in self._waiting if entry[2].job.rid not in rids]
-        heapq.heapify(self._waiting)
+        dropped = self._waiting.leave(rids)
         if self._restoring is not None and self._restoring[0].job.rid in rids:
             dropped.append(self._restoring[0])
             self._restoring = None
@@ -151,7 +159,7 @@ class Scheduler:
             self._sink.error(rid, code, message)
 
     def _sequences(self) -> Iterator[Sequence]:
-        yield from (entry[2] for entry in self._waiting)
+        yield from self._waiting
         if self._restoring is not None:
             yield self._restoring[0]
         for live in self._lanes.values():
@@ -166,12 +174,12 @@ class Scheduler:
         """Takes the next one out of the queue as soon as a lane could prefill it."""
         if not self._waiting or self._restoring is not None or (lane := self._free_lane()) is None:
             return
-        sequence = heapq.heappop(self._waiting)[2]
+        sequence = self._waiting.next()
         sequence.restoring(time.monotonic())
         if self.prefix is None or sequence.chain is None:
             self._prefill(lane, sequence, Restored())
         else:
-            self._restoring = (sequence, self.prefix.restore(sequence.chain, sequence.job.prompt))
+            self._restoring = (sequence, Restore(self.prefix, sequence.chain, sequence.job.prompt))
 
     def _restore(self) -> None:
         if self._restoring is None or (lane := self._free_lane()) is None:

@@ -213,6 +213,30 @@ def test_impossible_sampling_is_the_requests_own_error(model: Path, sampling: Sa
     assert answer.error[0] == Code.BAD_REQUEST
 
 
+@pytest.mark.parametrize("ids", [[], [5, -1], [5, 100_000]])
+def test_token_ids_the_model_does_not_have_are_the_requests_own_error(model: Path, ids: list[int]) -> None:
+    with running(model) as e:
+        answer = e.ask("a", ids, 5)
+        assert e.ask("b", prompt(20), 5).finish == "length"
+    assert answer.error is not None
+    assert answer.error[0] == Code.BAD_REQUEST
+
+
+def test_a_request_that_cannot_be_taken_does_not_take_the_others_with_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ForcedText()
+    with RunningEngine(model, text=text) as e:
+        stream = ForcedText.stream
+        monkeypatch.setattr(
+            ForcedText, "stream", lambda self, ids, stops: 1 / 0 if len(ids) == 13 else stream(self, ids, stops)
+        )
+        good = e.submit("good", prompt(30), 50)
+        bad = e.ask("bad", prompt(13), 5)
+        assert good.over.wait(20)
+    assert bad.error is not None
+    assert bad.error[0] == Code.INTERNAL
+    assert good.finish == "length"
+
+
 def test_an_idle_engine_uses_no_cpu(model: Path) -> None:
     with running(model) as e:
         e.ask("a", prompt(20), 5)

@@ -19,6 +19,7 @@ from worker.kv import Layout, NotCacheable  # noqa: E402
 from worker.lanes import Chunks, Lane, segments_of  # noqa: E402
 from worker.loader import LoadedModel, load  # noqa: E402
 from worker.prefix import PrefixCache  # noqa: E402
+from worker.restore import Restore  # noqa: E402
 from worker.sampling import greedy  # noqa: E402
 from worker.spill import Spill  # noqa: E402
 
@@ -47,7 +48,7 @@ def run(loaded: LoadedModel, cache: PrefixCache, steps: int = 20) -> tuple[int, 
     """Tokens restored, and the log-probabilities of each step of a greedy answer."""
     lane = Lane(loaded.model, 2, CHUNKS)
     chain = cache.new_chain("")
-    restored = cache.restore(chain, PROMPT).advance(float("inf"))
+    restored = Restore(cache, chain, PROMPT).advance(float("inf"))
     assert restored is not None
     lane.insert(PROMPT, restored.tokens, restored.cache or loaded.new_cache(), greedy, [])
     generator, seen, tokens = lane._generator, [], list(PROMPT)
