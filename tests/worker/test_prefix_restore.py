@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -297,3 +298,38 @@ def test_restoring_a_long_prefix_does_not_stop_a_stream(model: Path, tmp_path: P
     first = next(i for i, step in enumerate(e.sink.steps) if any(row.rid == "restored" for row in step))
     # 93 blocks at 10 ms each in slices of 50 ms: the stream gets its step between them.
     assert sum(any(row.rid == "stream" for row in step) for step in e.sink.steps[:first]) >= 15
+
+
+def test_a_restore_can_be_cancelled(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.kv import Assembly
+
+    add, begun = Assembly.add, threading.Event()
+
+    def slow(assembly: Assembly, tensors: Mapping[str, Tensor], tokens: int) -> bool:
+        begun.set()
+        time.sleep(0.02)
+        return add(assembly, tensors, tokens)
+
+    with running(model, None) as e:
+        e.ask("cold", prompt(1500), 2)
+        monkeypatch.setattr(Assembly, "add", slow)
+        answer = e.submit("restored", prompt(1500), 2)
+        assert begun.wait(10)
+        e.engine.cancel("restored")
+        assert answer.over.wait(1.0), "it was restored to the end"
+        assert e.ask("next", prompt(20, seed=9), 3).finish == "length"
+    assert answer.finish == "cancelled"
+
+
+def test_a_restore_that_breaks_is_a_miss(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.kv import Assembly
+
+    def broken(assembly: Assembly, tensors: Mapping[str, Tensor], tokens: int) -> bool:
+        raise MemoryError
+
+    with running(model, None) as e:
+        cold = e.ask("cold", prompt(300), 12)
+        monkeypatch.setattr(Assembly, "add", broken)
+        again = e.ask("again", prompt(300), 12)
+    assert again.cached == 0
+    assert again.ids == cold.ids
