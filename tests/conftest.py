@@ -5,6 +5,11 @@ import sys
 
 import pytest
 
+from worker.blas import load_openblas
+
+load_openblas()
+"""Before anything imports MLX: afterwards this process would keep the slow BLAS for good."""
+
 NO_FAST_BLAS = "OpenBLAS is not installed: tests with a real model are left out (sudo apt install libopenblas0-pthread)"
 
 
