@@ -6,6 +6,7 @@ Owns the encoding and every check that decides whether bytes may be trusted: a b
 
 import json
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -93,8 +94,7 @@ class Block:
 def encode(block: Block) -> list[Buffer]:
     """The file as buffers to be written one after another; the payload is not copied."""
     tokens = Tensor("U32", (len(block.id.tokens),), pack_tokens(block.id.tokens))
-    # Wide items first, as safetensors itself does: every tensor then starts aligned.
-    tensors = sorted([*block.tensors.items(), (TOKENS, tokens)], key=lambda item: -ITEM_BYTES[item[1].dtype])
+    tensors = _in_file_order([*block.tensors.items(), (TOKENS, tokens)])
     payload = [tensor.data for _, tensor in tensors]
     header = _header(block.id, tensors)
     checksum = _checksum(header, payload)
@@ -103,10 +103,7 @@ def encode(block: Block) -> list[Buffer]:
 
 def decode(data: bytes, expected: BlockId) -> Mapping[str, Tensor]:
     """The block's tensors, as views into `data`. All or nothing: raises BadBlock, and nothing else, on any doubt."""
-    header_bytes = int.from_bytes(data[:8], "little")
-    begin = 8 + header_bytes
-    if len(data) < 8 or header_bytes > _HEADER_MAX_BYTES or begin > len(data):
-        raise BadBlock(BadReason.LENGTH)
+    begin = _payload_begin(data)
     head = data[8:begin]
     payload = memoryview(data)[begin:]
     metadata, spans = _parse(head)
@@ -126,12 +123,47 @@ def decode(data: bytes, expected: BlockId) -> Mapping[str, Tensor]:
     return tensors
 
 
+def identify(data: bytes) -> BlockId:
+    """Which block these bytes say they are; whether that is so, `decode` finds out. Raises BadBlock."""
+    begin = _payload_begin(data)
+    metadata, spans = _parse(data[8:begin])
+    span = spans.get(TOKENS)
+    match metadata:
+        case {"key": str(key), "parent": str(parent), "start": str(start), "token_count": str(count)} if span is not None:
+            packed = data[begin + span.begin : begin + span.end]
+        case _:
+            raise BadBlock(BadReason.HEADER)
+    try:
+        tokens = struct.unpack(f"<{int(count)}I", packed)
+        return BlockId(key, bytes.fromhex(parent), int(start), tokens)
+    except (ValueError, struct.error, OverflowError):
+        raise BadBlock(BadReason.HEADER) from None
+
+
+def file_bytes(block: Block) -> int:
+    """How long the block's file is."""
+    tensors = [*block.tensors.items(), (TOKENS, Tensor("U32", (len(block.id.tokens),), bytes(4 * len(block.id.tokens))))]
+    return 8 + len(_header(block.id, _in_file_order(tensors))) + block.nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class _Span:
     dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
+
+
+def _payload_begin(data: bytes) -> int:
+    header_bytes = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or header_bytes > _HEADER_MAX_BYTES or 8 + header_bytes > len(data):
+        raise BadBlock(BadReason.LENGTH)
+    return 8 + header_bytes
+
+
+def _in_file_order(tensors: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Wide items first, as safetensors itself does: every tensor then starts aligned."""
+    return sorted(tensors, key=lambda item: -ITEM_BYTES[item[1].dtype])
 
 
 def _header(block_id: BlockId, tensors: Sequence[tuple[str, Tensor]]) -> bytes:

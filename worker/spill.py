@@ -1,12 +1,14 @@
 """The SSD tier of the prefix cache: one namespace of the store, and the queue that writes to it.
 
-Owns the write credit. Never blocks a step: what finds no room in the queue or no credit is dropped and counted.
-Must not know MLX or requests.
+Owns the write credit: each block is paid for before it is queued, with the most that its file may take on disk. Never blocks a
+step: what finds no room in the queue or no credit is dropped and counted. Must not know MLX or requests.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 
 from cachestore.block import Block, BlockId, Tensor
+from cachestore.charge import most_disk_bytes
 from cachestore.store import Store
 from cachestore.writer import Writer
 
@@ -18,7 +20,11 @@ class Spill:
         self._store = store
         self._writer = Writer(store, PENDING_MAX_BYTES)
         self._credit_bytes = write_credit
+        self._spent_bytes = 0
+        self._unsettled: dict[str, int] = {}
+        """What was paid for blocks that wait to be written."""
         self._dropped = 0
+        self._read_s = 0.0
 
     @property
     def written_bytes(self) -> int:
@@ -28,13 +34,29 @@ class Spill:
         if self._credit_bytes is not None:
             self._credit_bytes += credit_bytes
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the store cannot be used as it should, if so. Any thread."""
+        health = self._store.health
+        return None if health.trouble is None else f"{health.trouble}: {health.detail}"
+
     def put(self, block: Block) -> None:
-        if self._credit_bytes is not None:
-            if block.nbytes > self._credit_bytes:
-                self._dropped += 1
-                return
-            self._credit_bytes -= block.nbytes
-        self._writer.submit(block)
+        if self.is_pending(block.id.key):
+            return
+        cost_bytes = most_disk_bytes(block)
+        if self._credit_bytes is not None and cost_bytes > self._credit_bytes:
+            self._dropped += 1
+            return
+        if self._writer.submit(block):
+            self._spent_bytes += cost_bytes
+            self._unsettled[block.id.key] = cost_bytes
+            if self._credit_bytes is not None:
+                self._credit_bytes -= cost_bytes
+
+    def settled_bytes(self) -> int:
+        """Credit spent on writes that are over, whatever came of them: what is on disk of it, a look at the disk will show."""
+        self._unsettled = {key: cost for key, cost in self._unsettled.items() if self.is_pending(key)}
+        return self._spent_bytes - sum(self._unsettled.values())
 
     def is_pending(self, key: str) -> bool:
         return self._writer.pending(key) is not None
@@ -49,7 +71,10 @@ class Spill:
         return None if block is None or block.id != wanted else block.tensors
 
     def get(self, wanted: BlockId) -> Mapping[str, Tensor] | None:
-        return self._store.get(wanted)
+        started_at = time.monotonic()
+        found = self._store.get(wanted)
+        self._read_s += time.monotonic() - started_at
+        return found
 
     def touch(self, chain: Sequence[str]) -> None:
         self._writer.touch_chain(chain)
@@ -66,4 +91,5 @@ class Spill:
         named |= {f"miss_{reason}": n for reason, n in counted.misses.items()}
         named |= {f"drop_{reason}": n for reason, n in counted.dropped.items()}
         named |= {f"bad_{reason}": n for reason, n in counted.bad.items()}
-        return named | {"drop_credit": self._dropped}
+        named |= {"drop_credit": self._dropped, "read_us": int(self._read_s * 1e6), "settled_bytes": self.settled_bytes()}
+        return named if self._credit_bytes is None else named | {"credit_bytes": self._credit_bytes}

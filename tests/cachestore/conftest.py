@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
-from cachestore_stand import Clock, make_namespace
 
 from cachestore.store import Store
+from tests.cachestore.cachestore_stand import Clock, make_namespace
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from cachestore_stand import make_block, make_chain
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from cachestore.block import ITEM_BYTES, BadBlock, BadReason, Block, BlockId, Tensor, decode, encode
+from cachestore.block import ITEM_BYTES, BadBlock, BadReason, Block, BlockId, Tensor, decode, encode, file_bytes, identify
+from tests.cachestore.cachestore_stand import make_block, make_chain
 
 FIRST, SECOND = make_chain(2)
 FILE = b"".join(encode(make_block(FIRST)))
@@ -164,3 +164,15 @@ def test_a_tensor_whose_bytes_do_not_fit_cannot_be_made(dtype: str, shape: tuple
 def test_the_names_of_our_own_parts_are_taken() -> None:
     with pytest.raises(ValueError, match="tokens"):
         Block(FIRST, {"tokens": Tensor("U8", (0,), b"")})
+
+
+@pytest.mark.parametrize("floats", [1, 32, 5000])
+def test_the_length_of_the_file_is_known_before_it_is_encoded(floats: int) -> None:
+    for block_id in make_chain(3):
+        block = make_block(block_id, floats=floats)
+        assert file_bytes(block) == sum(len(part) for part in encode(block))
+
+
+def test_a_block_file_says_which_block_it_is() -> None:
+    block_id = make_chain(3)[2]
+    assert identify(b"".join(encode(make_block(block_id)))) == block_id

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachestore_stand import block_file, files_below, make_block, make_chain, make_namespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.evict import Plan, Policy, plan, run_pass
 from cachestore.index import Entry, What
 from cachestore.store import Store
+from cachestore.sweep import Plan, Policy, clear, plan, run_pass
+from tests.cachestore.cachestore_stand import block_file, files_below, make_block, make_chain, make_namespace
 
 NOW_NS = 10**18
 ROOMY = Policy(max_bytes=1 << 50, min_free_bytes=0)
@@ -224,8 +224,8 @@ def test_the_janitor_holds_the_cap_while_a_worker_writes(root: Path) -> None:
         assert line(child)["state"] == "ok"
         for block_id in make_chain(60, salt="other"):
             store.put(make_block(block_id, floats=2000))
-        evicted = line(child)
-        assert evicted["deleted_files"]
+        while not line(child)["deleted_files"]:
+            pass
         deadline = time.monotonic() + 10
         while used_bytes(root) > cap and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -258,9 +258,11 @@ def test_the_janitor_says_when_the_store_comes_and_goes(root: Path) -> None:
     with janitor(root, "--max-bytes", "1000000000", "--min-free-bytes", "0", "--interval", "0.02") as child:
         assert line(child)["state"] == "missing"
         fill(root)
-        assert line(child)["state"] == "ok"
+        while line(child)["state"] != "ok":
+            pass
         root.rename(root.with_name("unplugged"))
-        assert line(child)["state"] == "missing"
+        while line(child)["state"] != "missing":
+            pass
 
 
 def test_one_dry_pass_from_the_command_line(root: Path) -> None:
@@ -285,3 +287,79 @@ def test_an_idle_janitor_does_not_walk_the_store(root: Path) -> None:
         assert path.exists()
         (path.parent / "news").touch()
         assert line(child)["deleted_files"]
+
+
+@contextmanager
+def orderly(root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A janitor with a lifeline, and the end that orders go into."""
+    held, kept = os.pipe()
+    policy = ("--min-free-bytes", "0", "--interval", "60", "--lifeline-fd", str(held))
+    with janitor(root, *policy, *options, pass_fds=[held]) as child:
+        os.close(held)
+        yield child, kept
+        os.close(kept)
+
+
+def test_the_janitor_looks_when_told_to_and_says_when_its_look_began(root: Path) -> None:
+    store = fill(root)
+    with orderly(root, "--max-bytes", str(1 << 40)) as (child, orders):
+        first = line(child)
+        assert store.put(make_block(make_chain(1, salt="new")[0], floats=2000))
+        now = time.monotonic()
+        os.write(orders, b'{"do": "pass", "id": "7"}\n')
+        second = line(child)
+    assert second["id"] == "7" and second["event"] == "cache_pass"
+    assert now <= second["began"] <= time.monotonic()
+    assert second["left_bytes"] == second["bytes"] > first["bytes"]
+
+
+def test_a_dry_pass_and_a_clearing_are_ordered_on_the_lifeline(root: Path) -> None:
+    fill(root)
+    other = Store(root, replace(make_namespace(), fingerprint="e" * 64, model="org/other"))
+    assert other.put(make_block(CHAIN[0]))
+    with orderly(root, "--max-bytes", str(1 << 40)) as (child, orders):
+        line(child)
+        os.write(orders, b'nonsense\n[1]\n{"do": "clear", "model": "org/model", "id": "a"}\n{"do": "dance", "id": "b"}\n')
+        cleared = line(child)
+        assert (cleared["event"], cleared["id"], cleared["deleted_files"]) == ("cache_clear", "a", {"block": len(CHAIN)})
+        assert line(child) == {"event": "unknown_order", "id": "b"}
+    assert other.contains(CHAIN[0].key)
+    assert len(files_below(root, "*.safetensors")) == 1
+
+
+def test_clearing_leaves_what_a_writer_may_be_at_and_the_writer_goes_on(root: Path) -> None:
+    store = fill(root)
+    bad = block_file(root, CHAIN[1])
+    bad.rename(bad.with_name(bad.name + ".bad"))
+    (bad.parent / "fresh.tmp").write_bytes(b"x")
+    report = clear(root)
+    assert {what: count for what, count in report.deleted_files.items() if count} == {"block": len(CHAIN) - 1, "bad": 1}
+    assert (bad.parent / "fresh.tmp").exists()
+    assert not store.contains(CHAIN[0].key)
+    assert store.put(make_block(CHAIN[0])) and store.contains(CHAIN[0].key)
+
+
+@pytest.mark.parametrize("state", ["missing", "not_ours"])
+def test_nothing_is_cleared_without_the_marker(root: Path, state: str) -> None:
+    if state == "not_ours":
+        fill(root)
+        (root / ".omlxd-cache").unlink()
+    before = sorted(root.rglob("*"))
+    assert clear(root).state == state
+    assert sorted(root.rglob("*")) == before
+
+
+def test_what_another_process_took_away_first_was_not_freed_by_this_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block renamed to .bad between look and deletion still takes its bytes."""
+    fill(root)
+    real = Path.unlink
+
+    def renamed_first(path: Path, missing_ok: bool = False) -> None:
+        if path.name.endswith(".safetensors"):
+            path.rename(path.with_name(path.name + ".bad"))
+        real(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", renamed_first)
+    report = run_pass(root, NOTHING)
+    assert report.deleted_bytes == 0
+    assert report.left_bytes == report.total_bytes

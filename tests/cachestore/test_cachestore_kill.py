@@ -7,17 +7,16 @@ import sys
 import time
 from pathlib import Path
 
-from cachestore_stand import files_below, make_block, make_chain, make_namespace
-
-from cachestore.evict import Policy, run_pass
 from cachestore.store import Store
+from cachestore.sweep import Policy, run_pass
+from tests.cachestore.cachestore_stand import files_below, make_block, make_chain, make_namespace
 
 WRITERS = 3
 ROUNDS = 8
 WRITER = """
 import random, sys
 from pathlib import Path
-from cachestore_stand import make_block, make_chain, make_namespace
+from tests.cachestore.cachestore_stand import make_block, make_chain, make_namespace
 from cachestore.store import Store
 from cachestore.writer import Writer
 

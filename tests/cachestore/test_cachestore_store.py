@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachestore_stand import Clock, block_file, files_below, make_block, make_chain, make_namespace
 
 from cachestore.block import BlockId
 from cachestore.counters import Drop, Miss
 from cachestore.health import Trouble
 from cachestore.store import Store
+from tests.cachestore.cachestore_stand import Clock, block_file, files_below, make_block, make_chain, make_namespace
 
 FIRST, SECOND, THIRD = make_chain(3)
 not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
@@ -311,7 +311,7 @@ def test_a_failed_write_leaves_no_temporary_behind_and_is_tried_again_later(root
 LIMITED = """
 import json, resource, signal, sys
 from pathlib import Path
-from cachestore_stand import Clock, make_block, make_chain, make_namespace
+from tests.cachestore.cachestore_stand import Clock, make_block, make_chain, make_namespace
 from cachestore.store import Store
 
 first, second, third = make_chain(3)

@@ -2,12 +2,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from cachestore_stand import block_file, make_block, make_chain, make_namespace
 
 from cachestore.block import Block
 from cachestore.counters import Drop
 from cachestore.store import Store
 from cachestore.writer import Writer
+from tests.cachestore.cachestore_stand import block_file, make_block, make_chain, make_namespace
 
 CHAIN = make_chain(6)
 
