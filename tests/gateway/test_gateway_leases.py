@@ -167,6 +167,7 @@ async def test_a_grant_for_a_worker_that_has_not_joined_yet_waits_for_it(stand: 
     await stand.worker.join_until_welcome()
     status, body = await asking
     assert status == 200 and body["choices"][0]["message"]["content"] == "There"
+    assert len(stand.supervisor.all(Acquire)) == 1
 
 
 async def test_a_worker_that_is_gone_from_the_data_socket_is_reported_by_the_supervisor(stand: Stand) -> None:
