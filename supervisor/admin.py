@@ -1,23 +1,23 @@
 """What omlxctl and the gateway's admin routes may ask for: one method per verb, notes while it lasts, one reply at its end."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from supervisor import slot_events as slots
 from supervisor.catalog import CatalogEntry
 from supervisor.catalog_edit import EditRefused, remove
-from supervisor.importing import Import, ImportOrder
+from supervisor.importing import PREFIX, Import, ImportOrder
 from supervisor.protocol import Call, Code, EventKind, Note, Reply, SlotStatus, plain
-from supervisor.settings import leaves, value_of
 from supervisor.settings_load import SettingsInvalid, load
+from supervisor.settings_reload import flags_of, take_over
 from supervisor.settings_show import effective
 
 if TYPE_CHECKING:
-    from supervisor.daemon import Supervisor
+    from supervisor.shell import Supervisor
 
 log = logging.getLogger("admin")
 
@@ -33,6 +33,7 @@ class Refused(Exception):
 class Admin:
     def __init__(self, supervisor: "Supervisor") -> None:
         self._supervisor = supervisor
+        self._removals: set[asyncio.Task[None]] = set()
         self._waiting: dict[str, tuple[bytes, Call]] = {}
         """Calls whose reply depends on the slot machine, by the name the machine knows them under."""
         self._verbs: dict[str, Callable[[bytes, Call], None]] = {
@@ -59,20 +60,24 @@ class Admin:
             verb(who, call)
         except Refused as e:
             self._refuse(who, call, e.code, str(e))
+        except Exception as e:  # whoever asked must not wait for ever
+            log.exception("%s failed", call.verb)
+            self._refuse(who, call, Code.INTERNAL, f"{call.verb} failed: {type(e).__name__}: {e}")
 
     def done(self, effect: slots.CallDone) -> None:
         """The machine has finished what a call asked of it."""
+        if effect.call not in self._waiting:
+            return  # a client has used one id for two calls
         who, call = self._waiting.pop(effect.call)
+        model = str(call.args.get("model", ""))
         if call.verb == "import":
             if not effect.ok:
-                self._supervisor.importer.refused(f"import:{call.args.get('name')}", effect.code, effect.message)
-            return
-        if not effect.ok:
+                self._supervisor.importer.refused(f"{PREFIX}{call.args.get('name')}", effect.code, effect.message)
+        elif not effect.ok:
             self._refuse(who, call, effect.code, effect.message)
         elif call.verb == "remove":
-            self._remove_files(who, call)
+            self._remove_files(who, call, model)
         else:
-            model = self._entry(call).id
             worker = self._supervisor.fleet.worker(model)
             load_s = worker.ready.load_s if worker and worker.ready else None
             self._reply(who, call, {"model": model, "pid": worker.child.pid if worker else None, "load_s": load_s})
@@ -132,9 +137,19 @@ class Admin:
         model = self._entry(call).id
         self._supervisor.happened(slots.UnloadRequested(model, self._wait(who, call), False))
 
-    def _remove_files(self, who: bytes, call: Call) -> None:
+    def _remove_files(self, who: bytes, call: Call, model: str) -> None:
+        entry = self._supervisor.roster.catalog.get(model)
+        if entry is None:
+            self._refuse(who, call, Code.MODEL_NOT_FOUND, f"{model} is removed already")
+            return
+        task = asyncio.create_task(self._delete(who, call, entry.path))
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+
+    async def _delete(self, who: bytes, call: Call, path: Path) -> None:
+        """Off the loop: unlinking tens of gigabytes takes the disk a while."""
         try:
-            remove(self._supervisor.paths.models, self._entry(call).path)
+            await asyncio.to_thread(remove, self._supervisor.paths.models, path)
         except EditRefused as e:
             self._refuse(who, call, Code.NOT_ALLOWED, str(e))
         except OSError as e:
@@ -171,14 +186,15 @@ class Admin:
 
     def rescan(self) -> dict[str, object]:
         """Looks through the model directories again."""
-        from supervisor.daemon import read_roster
-
         supervisor = self._supervisor
         before = {entry.id for entry in supervisor.roster.catalog.models}
-        fresh = read_roster(supervisor.loaded.settings, supervisor.paths, supervisor.budget_bytes)
-        supervisor.change_roster(replace(fresh, extra_costs=supervisor.roster.extra_costs))
+        fresh = supervisor.fresh_roster()
+        supervisor.change_roster(fresh)
         after = {entry.id for entry in fresh.catalog.models}
-        return {"added": sorted(after - before), "removed": sorted(before - after)}
+        changes: dict[str, object] = {"added": sorted(after - before), "removed": sorted(before - after)}
+        if before != after:
+            supervisor.publish(EventKind.CATALOG, changes)
+        return changes
 
     def _logs(self, who: bytes, call: Call) -> None:
         name = str(call.args.get("name", ""))
@@ -216,25 +232,16 @@ class Admin:
 
     def _read_settings(self) -> dict[str, object]:
         supervisor, old = self._supervisor, self._supervisor.loaded
-        flags = {path: value_of(old.settings, path) for path, source in old.sources.items() if source.startswith("flag")}
         try:
-            new = load(os.environ, flags, old.home)
+            outcome = take_over(old, load(os.environ, flags_of(old), old.home))
         except SettingsInvalid as e:
             raise Refused("settings_invalid", "\n".join(e.problems)) from e
-        changed = [leaf for leaf in leaves() if value_of(old.settings, leaf.path) != value_of(new.settings, leaf.path)]
-        models = sorted(
-            m for m in {*old.settings.models, *new.settings.models} if old.settings.of_model(m) != new.settings.of_model(m)
-        )
-        supervisor.loaded = new
+        supervisor.loaded = outcome.loaded
+        logging.getLogger().setLevel(outcome.loaded.settings.server.log_level.upper())
         self.rescan()
-        for attendant in supervisor.attendants.values():
-            if attendant.hello:
-                supervisor.assign(attendant)
-        result: dict[str, object] = {
-            "changed": [leaf.path for leaf in changed] + [f"models.{m}" for m in models],
-            "restart": [leaf.path for leaf in changed if leaf.setting.applies == "start"],
-        }
-        supervisor.feed.publish(EventKind.SETTINGS, data=result)
+        supervisor.staff.settings_changed()
+        result: dict[str, object] = {"changed": outcome.changed, "restart": outcome.restart}
+        supervisor.publish(EventKind.SETTINGS, result)
         return result
 
     def _stop(self, who: bytes, call: Call) -> None:

@@ -1,6 +1,7 @@
 """The processes that are not workers of a model: gateway, text worker, janitor. Each is started again when it dies, ever later.
 
-The gateway is the one that cannot be done without: five deaths in a minute end the server.
+The gateway is the one that cannot be done without: five deaths in a minute end the server. One that says nothing for too long
+hangs, and is killed to be started again.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from supervisor.census import Census
 from supervisor.logs import LogBook
 from supervisor.process import Child, Exit
 from supervisor.protocol import ChildStatus
@@ -23,6 +25,8 @@ DEATHS_ALLOWED = 5
 SOON_S = 0.05
 """The first restart comes at once: a gateway that is gone is noticed by every client."""
 LONGEST_PAUSE_S = 30.0
+REAPED_S = 2.0
+"""After SIGKILL; a process that a broken device holds in the kernel must not hold up the end of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,10 @@ class Attendant:
         self,
         duty: Duty,
         book: LogBook,
+        census: Census,
         *,
+        hello_s: float,
+        beat_lost_s: float,
         on_lost: Callable[[str], None],
         on_change: Callable[[ChildStatus], None],
         give_up: Callable[[str], None],
@@ -62,6 +69,11 @@ class Attendant:
         self.nonce = ""
         self.hello = False
         self._book = book
+        self._census = census
+        self._hello_s = hello_s
+        self._beat_lost_s = beat_lost_s
+        self._heard_at = 0.0
+        self._silence: asyncio.TimerHandle | None = None
         self._on_lost = on_lost
         self._on_change = on_change
         self._give_up = give_up
@@ -86,10 +98,10 @@ class Attendant:
         command = self.duty.command
         try:
             self._child = Child(
-                [],
                 self._book,
+                self._census,
                 self._exited,
-                argv=lambda lifeline: command(identity, self.nonce, lifeline),
+                command=lambda lifeline: command(identity, self.nonce, lifeline),
                 fds=self.duty.fds,
             )
         except OSError as e:
@@ -97,11 +109,25 @@ class Attendant:
             self._exited(Exit(71, None))
             return
         log.info("%s: process %d started", self.duty.name, self._child.pid)
+        if self.duty.greets:
+            self.heard()
+            self._listen()
         self._changed()
 
     def greeted(self) -> None:
         self.hello = True
         self._changed()
+
+    def heard(self) -> None:
+        """It has said something."""
+        self._heard_at = time.monotonic()
+
+    def refuse(self, reason: str) -> None:
+        """It is not what it should be, and is killed for it: that counts as a death like any other."""
+        log.error("%s: %s", self.duty.name, reason)
+        self._book.say(reason)
+        if self._child is not None:
+            self._child.kill()
 
     def status(self) -> ChildStatus:
         up = self._child is not None and (self.hello or not self.duty.greets)
@@ -125,7 +151,7 @@ class Attendant:
         except TimeoutError:
             log.warning("%s: SIGKILL to process %d", self.duty.name, self._child.pid)
             self._child.kill()
-            await self._gone.wait()
+            await self.gone(REAPED_S)
 
     async def gone(self, within_s: float) -> bool:
         """Whether the process, already asked to go, is gone in time."""
@@ -137,7 +163,18 @@ class Attendant:
             return False
         return True
 
+    def _listen(self) -> None:
+        """Looks again when the silence could be too long."""
+        allowed_s = self._beat_lost_s if self.hello else self._hello_s
+        left_s = self._heard_at + allowed_s - time.monotonic()
+        if left_s > 0:
+            self._silence = asyncio.get_running_loop().call_later(left_s, self._listen)
+        elif not self._leaving:
+            self.refuse(f"nothing was heard of process {self.pid} for {allowed_s:g} s; it is killed")
+
     def _exited(self, how: Exit) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
         lost, self._child = self.identity.decode(), None
         self._gone.set()
         self._on_lost(lost)

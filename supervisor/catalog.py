@@ -43,7 +43,9 @@ def scan(directories: Sequence[Path]) -> Catalog:
             except (NotAModel, OSError) as e:
                 skipped.append(Skipped(path, str(e)))
                 continue
-            if name in models:
+            if ":" in name:
+                skipped.append(Skipped(path, "a model's name cannot hold a colon"))
+            elif name in models:
                 skipped.append(Skipped(path, f"another model is already named {name}: {models[name].path}"))
             else:
                 models[name] = entry
@@ -51,22 +53,32 @@ def scan(directories: Sequence[Path]) -> Catalog:
 
 
 def _candidates(directory: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]:
-    if (directory / "config.json").is_file():
-        yield directory.name, directory
-        return
-    for child in _children(directory, skipped):
-        if child.suffix == ".gguf":
-            skipped.append(Skipped(child, f"a GGUF file has to be converted: omlxctl models import {child}"))
-        elif not child.is_dir():
-            continue
-        elif child.name.startswith("models--"):
-            yield from _hub_snapshot(child, skipped)
-        elif (child / "config.json").is_file():
-            yield child.name, child
-        elif inner := [c for c in _children(child, skipped) if (c / "config.json").is_file()]:
-            yield from ((f"{child.name}/{c.name}", c) for c in inner)
-        else:
-            skipped.append(Skipped(child, "it has no config.json, nor have the directories in it"))
+    for place in [directory, *_children(directory, skipped)]:
+        try:
+            if place == directory:
+                if (directory / "config.json").is_file():
+                    yield directory.name, directory
+                    return
+            else:
+                yield from _in_child(place, skipped)
+        except OSError as e:  # a directory that may not be entered, a link that leads nowhere
+            skipped.append(Skipped(place, f"it cannot be read: {e.strerror}"))
+
+
+def _in_child(child: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]:
+    if child.suffix == ".gguf":
+        skipped.append(Skipped(child, f"a GGUF file has to be converted: omlxctl models import {child}"))
+    elif not child.is_dir():
+        if child.is_symlink():
+            skipped.append(Skipped(child, "it is a link to something that is not there"))
+    elif child.name.startswith("models--"):
+        yield from _hub_snapshot(child, skipped)
+    elif (child / "config.json").is_file():
+        yield child.name, child
+    elif inner := [c for c in _children(child, skipped) if (c / "config.json").is_file()]:
+        yield from ((f"{child.name}/{c.name}", c) for c in inner)
+    else:
+        skipped.append(Skipped(child, "it has no config.json, nor have the directories in it"))
 
 
 def _hub_snapshot(repo: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]:

@@ -1,12 +1,13 @@
-"""What every child process does first: read its arguments, tie its life to the supervisor's, take signals the agreed way.
+"""What every child process does first: read its arguments, begin to log, tie its life to the supervisor's, take signals.
 
-Workers and the gateway are started as `python -P -m PACKAGE --control … --identity … --nonce … --lifeline-fd N`.
+Workers and the gateway are started as `python -P -m PACKAGE --control … --identity … --nonce … --lifeline-fd N --log-level L`.
 Must not import anything heavy: it runs before MLX.
 """
 
 import argparse
 import ctypes
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -27,22 +28,26 @@ class ChildArgs:
 
 
 def child_args(argv: Sequence[str]) -> ChildArgs:
+    """The arguments; from here on the process logs to standard error, as much as they say."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--control", required=True)
     parser.add_argument("--identity", required=True)
     parser.add_argument("--nonce", required=True)
     parser.add_argument("--lifeline-fd", type=int, required=True)
     parser.add_argument("--http-fd", type=int, default=None)
+    parser.add_argument("--log-level", default="info")
     got = parser.parse_args(argv)
+    logging.basicConfig(level=got.log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     return ChildArgs(got.control, got.identity, got.nonce, got.lifeline_fd, got.http_fd)
 
 
 def settle_in(lifeline_fd: int, on_orphaned: Callable[[], None]) -> None:
-    """Ignores SIGINT, dumps stacks on SIGUSR1, and calls `on_orphaned` on a thread once the supervisor is gone.
+    """Ignores SIGINT and SIGHUP, dumps stacks on SIGUSR1, and calls `on_orphaned` on a thread once the supervisor is gone.
 
     `on_orphaned` has to end in `os._exit`; it may flush for a bounded time first.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the supervisor alone
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C in the terminal, and its end, are for the supervisor alone
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     os.set_inheritable(lifeline_fd, False)
@@ -63,7 +68,7 @@ def _watch_lifeline(fd: int, on_orphaned: Callable[[], None]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Linux only: SIGKILL should even the lifeline thread be stuck. The pipe is what gives time for a flush."""
+    """Linux only: a SIGTERM from the kernel, should the lifeline's thread be stuck. SIGKILL would leave no time for a flush."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)

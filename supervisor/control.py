@@ -9,6 +9,7 @@ from supervisor import ipc
 from supervisor.attendants import Attendant
 from supervisor.build import build
 from supervisor.fleet import Fleet
+from supervisor.leases import FromGateway
 from supervisor.paths import Paths
 from supervisor.protocol import (
     VERSION,
@@ -22,26 +23,25 @@ from supervisor.protocol import (
     Problem,
     ProtocolError,
     Release,
+    Reply,
     UnknownKind,
     Watch,
     decode,
     encode,
 )
+from supervisor.staff import Staff
 
 log = logging.getLogger("control")
-
-FromGateway = Acquire | Abandon | Release | GatewayBeat
 
 
 class ControlShell(Protocol):
     """Who acts on what arrives."""
 
     fleet: Fleet
-    attendants: dict[str, Attendant]
+    staff: Staff
 
     def from_gateway(self, gateway: str, message: FromGateway) -> None: ...
     def from_client(self, identity: bytes, message: Call | Watch) -> None: ...
-    def assign(self, attendant: Attendant) -> None: ...
 
 
 class Control:
@@ -56,7 +56,8 @@ class Control:
         except ipc.PeerLost:
             return False
         except ipc.PeerStuck:
-            log.error("%s does not read its messages", _name(identity))
+            if not _is_client(identity):  # one of those may be following this very log
+                log.error("%s does not read its messages", _name(identity))
             return False
         return True
 
@@ -75,35 +76,51 @@ class Control:
             self.send(identity, Problem(code=Code.BAD_REQUEST, message=str(e)))
             return
         shell = self._shell
-        attendant = next((a for a in shell.attendants.values() if a.identity == identity), None)
+        attendant = shell.staff.of(identity)
         if shell.fleet.knows(identity):
             shell.fleet.take(identity, message)
         elif attendant is not None:
             self._from_attendant(attendant, message)
-        elif isinstance(message, Call | Watch) and identity.startswith(b"c."):
-            shell.from_client(identity, message)
+        elif isinstance(message, Call | Watch) and _is_client(identity):
+            self._from_client(identity, message)
         else:
             log.debug("%s from unknown peer %s is ignored", message.KIND, _name(identity))
 
+    def _from_client(self, identity: bytes, message: Call | Watch) -> None:
+        if isinstance(message, Call) and message.v != VERSION:
+            text = f"this omlxctl speaks version {message.v} of the protocol, the server {VERSION}: restart omlxd"
+            self.send(identity, Reply(id=message.id, ok=False, code=Code.VERSION_MISMATCH, message=text))
+        else:
+            self._shell.from_client(identity, message)
+
     def _from_attendant(self, attendant: Attendant, message: Message) -> None:
+        """One that has not proved whose child it is has nothing to say but hello."""
         match message:
             case Hello():
                 self._greet(attendant, message)
+            case _ if not attendant.hello:
+                log.error("%s: %s before hello; ignored", attendant.duty.name, message.KIND)
+                return
             case Call() | Watch():
                 self._shell.from_client(attendant.identity, message)
             case Acquire() | Abandon() | Release() | GatewayBeat():
                 self._shell.from_gateway(attendant.identity.decode(), message)
             case _:
                 log.debug("%s: %s", attendant.duty.name, message.KIND)
+        attendant.heard()
 
     def _greet(self, attendant: Attendant, hello: Hello) -> None:
         if hello.nonce != attendant.nonce:
             log.error("a process with a wrong nonce called itself %s; ignored", attendant.duty.name)
         elif (hello.v, hello.build) != (VERSION, build()):
-            log.error("the %s is build %s, the supervisor %s: restart omlxd", attendant.duty.name, hello.build, build())
+            attendant.refuse(f"this process is build {hello.build}, the supervisor {build()}: restart omlxd")
         else:
             attendant.greeted()
-            self._shell.assign(attendant)
+            self._shell.staff.assign(attendant)
+
+
+def _is_client(identity: bytes) -> bool:
+    return identity.startswith(b"c.")
 
 
 def _name(identity: bytes) -> str:

@@ -19,10 +19,10 @@ Command = Callable[[str, str, int], Sequence[str]]
 
 
 def duties(settings: Settings, paths: Paths, http_fd: int) -> list[Duty]:
-    control = ipc.endpoint(paths.control)
+    control, level = ipc.endpoint(paths.control), settings.server.log_level
     found = [
-        Duty("gateway", "g", _child("gateway", control, "--http-fd", str(http_fd)), fds=(http_fd,), indispensable=True),
-        Duty("text", "t", _child("worker", control)),
+        Duty("gateway", "g", _child("gateway", control, level, "--http-fd", str(http_fd)), fds=(http_fd,), indispensable=True),
+        Duty("text", "t", _child("worker", control, level)),
     ]
     if settings.cache.enabled and not settings.cache.hot_cache_only:
         found.append(Duty("janitor", "j", _janitor(settings, paths), greets=False))
@@ -31,9 +31,10 @@ def duties(settings: Settings, paths: Paths, http_fd: int) -> list[Duty]:
 
 def assignment(duty: Duty, settings: Settings, paths: Paths) -> Assign:
     """A second one may follow when settings change that take effect at once."""
-    given: dict[str, object] = {"log_level": settings.server.log_level}
+    given: dict[str, object] = {}
     if duty.name == "gateway":
-        given |= {
+        given = {
+            "log_level": settings.server.log_level,
             "api_key": settings.auth.api_key,
             "cors_origins": list(settings.server.cors_origins),
             "allowed_hosts": list(settings.server.allowed_hosts),
@@ -53,10 +54,11 @@ def cache_cap_bytes(settings: Settings, paths: Paths) -> int:
     return min(CACHE_AUTO_MOST_BYTES, int(disk_bytes * CACHE_AUTO_SHARE))
 
 
-def _child(module: str, control: str, *more: str) -> Command:
+def _child(module: str, control: str, log_level: str, *more: str) -> Command:
     def command(identity: str, nonce: str, lifeline: int) -> Sequence[str]:
         head = [sys.executable, "-P", "-m", module, "--control", control]
-        return [*head, "--identity", identity, "--nonce", nonce, "--lifeline-fd", str(lifeline), *more]
+        tail = ["--lifeline-fd", str(lifeline), "--log-level", log_level, *more]
+        return [*head, "--identity", identity, "--nonce", nonce, *tail]
 
     return command
 

@@ -39,8 +39,8 @@ class Feed:
         self._watchers[who] = frozenset(topics)
 
     def since(self, seq: int) -> list[Event] | None:
-        """The events after `seq`, or None when some of them are forgotten already."""
-        if self._ring and self._ring[0].seq > seq + 1:
+        """The events after `seq`, or None when some of them are forgotten already, or were another server's."""
+        if seq > self.seq or (self._ring and self._ring[0].seq > seq + 1):
             return None
         return [event for event in self._ring if event.seq > seq]
 

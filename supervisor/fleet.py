@@ -7,11 +7,12 @@ import logging
 import secrets
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from supervisor import slot_events as slots
 from supervisor.build import build
+from supervisor.census import Census
 from supervisor.logs import LogBook
 from supervisor.process import Child, Exit
 from supervisor.protocol import (
@@ -31,6 +32,7 @@ from supervisor.protocol import (
     Stop,
     Want,
 )
+from supervisor.settings_load import Loaded
 
 log = logging.getLogger("fleet")
 
@@ -50,17 +52,18 @@ class WorkerProcess:
     beat: Beat | None = None
     greeted: bool = False
     stopping: bool = False
-    faults: list[Fault] = field(default_factory=list["Fault"])
 
 
 class FleetShell(Protocol):
     """What the fleet needs of the supervisor around it."""
 
     control_endpoint: str
+    loaded: Loaded
+    census: Census
 
     def happened(self, event: slots.SlotEvent) -> None: ...
     def send(self, identity: bytes, message: Message) -> bool: ...
-    def assignment(self, model: str, gen: int) -> Assign: ...
+    def assignment(self, model: str, gen: int) -> Assign | None: ...
     def book(self, name: str) -> LogBook: ...
 
 
@@ -74,9 +77,6 @@ class Fleet:
     def worker(self, model: str) -> WorkerProcess | None:
         return self._by_model.get(model)
 
-    def workers(self) -> list[WorkerProcess]:
-        return list(self._by_model.values())
-
     def identity(self, model: str, gen: int) -> str:
         """Slots are numbered: a model id may hold bytes that do not fit a socket identity."""
         number = self._numbers.setdefault(model, len(self._numbers))
@@ -86,15 +86,15 @@ class Fleet:
 
     def spawn(self, model: str, gen: int) -> None:
         identity, nonce = self.identity(model, gen), secrets.token_hex(16)
-        book = self._shell.book(model)
         try:
             child = Child(
-                [sys.executable, "-P", "-m", "worker"],
-                book,
+                self._shell.book(model),
+                self._shell.census,
                 lambda how: self._exited(model, gen, how),
-                argv=lambda lifeline: [
-                    *("--control", self._shell.control_endpoint, "--identity", identity),
-                    *("--nonce", nonce, "--lifeline-fd", str(lifeline)),
+                command=lambda lifeline: [
+                    *(sys.executable, "-P", "-m", "worker", "--control", self._shell.control_endpoint),
+                    *("--identity", identity, "--nonce", nonce, "--lifeline-fd", str(lifeline)),
+                    *("--log-level", self._shell.loaded.settings.server.log_level),
                 ],
             )
         except OSError as e:
@@ -135,11 +135,14 @@ class Fleet:
         return identity in self._by_identity
 
     def take(self, identity: bytes, message: Message) -> None:
+        """A peer that has not proved whose child it is has nothing to say but hello."""
         worker = self._by_identity[identity]
         model, gen = worker.model, worker.gen
         match message:
             case Hello():
                 self._hello(worker, message)
+            case _ if not worker.greeted:
+                log.error("%s: %s before hello; ignored", model, message.KIND)
             case LoadProgress():
                 event = slots.WorkerProgress(model, gen, message.stage, message.done, message.total)
                 self._shell.happened(event)
@@ -156,7 +159,6 @@ class Fleet:
                 # One shared pool is a later chapter: for now nobody gets more than the assignment.
                 self._shell.send(identity, Grant())
             case Fault():
-                worker.faults.append(message)
                 log.error("%s: %s: %s", model, message.code, message.message)
                 event = slots.WorkerFault(model, gen, message.code, message.message, message.fatal)
                 self._shell.happened(event)
@@ -179,7 +181,9 @@ class Fleet:
         if not worker.greeted:
             worker.greeted = True
             self._shell.happened(slots.WorkerHello(worker.model, worker.gen))
-        self._shell.send(worker.identity, self._shell.assignment(worker.model, worker.gen))
+        # None: the model left the catalog meanwhile, and the machine is about to stop this worker.
+        if (assignment := self._shell.assignment(worker.model, worker.gen)) is not None:
+            self._shell.send(worker.identity, assignment)
 
     def _exited(self, model: str, gen: int, how: Exit) -> None:
         worker = self._current(model, gen)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psutil
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_V1_LIMIT = CGROUPS / "memory" / "memory.limit_in_bytes"
 SYSCTL = "/usr/sbin/sysctl"
 """Absolute: a service's PATH may not hold it."""
 
@@ -16,14 +17,30 @@ SYSCTL = "/usr/sbin/sysctl"
 def total_ram_bytes() -> int:
     """Physical memory, or the control group's limit when that is lower."""
     total = psutil.virtual_memory().total
-    for path in CGROUP_LIMITS:
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
+    return min([total, *cgroup_limits_bytes(Path("/proc/self/cgroup"), CGROUPS), *_limit_in(CGROUP_V1_LIMIT)])
+
+
+def cgroup_limits_bytes(membership: Path, root: Path) -> list[int]:
+    """The limits of this process's control group and of those around it (version 2); each of them holds."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    own = next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), None)
+    if own is None:
+        return []
+    group = root / own
+    return [
+        limit for place in (group, *group.parents) if place.is_relative_to(root) for limit in _limit_in(place / "memory.max")
+    ]
+
+
+def _limit_in(path: Path) -> list[int]:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return []
+    return [int(text)] if text.isdigit() else []
 
 
 def has_metal() -> bool:

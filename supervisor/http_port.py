@@ -1,6 +1,7 @@
 """The listening socket, bound here: a gateway that dies loses no connection attempt, and a taken port is known at once."""
 
 import contextlib
+import errno
 import socket
 from typing import cast
 
@@ -27,9 +28,11 @@ class AddressUnusable(Exception):
 def bind(host: str, port: int) -> socket.socket:
     """Raises `PortTaken` or `AddressUnusable`."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as e:
         raise AddressUnusable(f"{host} cannot be listened on: {e.strerror}") from e
+    # A name may stand for both: clients that are told 127.0.0.1 must reach "localhost".
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -37,9 +40,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as e:
         listener.close()
-        holder = _holder(port)
-        if holder is not None or "in use" in str(e):
-            raise PortTaken(host, port, *(holder or (None, None))) from e
+        if e.errno == errno.EADDRINUSE:
+            raise PortTaken(host, port, *(_holder(port) or (None, None))) from e
         raise AddressUnusable(f"{host}:{port} cannot be listened on: {e.strerror}") from e
     listener.setblocking(False)
     return listener

@@ -4,11 +4,12 @@ To the slot machine an import is a slot named `import:NAME` whose worker never g
 worker's progress, its end becomes an unload.
 """
 
+import asyncio
 import logging
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -16,7 +17,9 @@ import msgspec
 
 from supervisor import budget
 from supervisor import slot_events as slots
+from supervisor.census import Census
 from supervisor.fleet import TAIL_LINES
+from supervisor.leftovers import remove_leftovers
 from supervisor.logs import LogBook
 from supervisor.process import Child, Exit
 from supervisor.protocol import Code
@@ -26,7 +29,8 @@ log = logging.getLogger("import")
 
 PREFIX = "import:"
 FLOAT32_GROWTH = 8.0
-"""A 4-bit GGUF weight takes 4.5 bits or so, a float32 one 32; the check holds the result once."""
+"""A 4-bit GGUF weight takes 4.5 bits or so, a float32 one 32; the check holds the result once. What the file really grows to
+is known only to who reads it, so this upper bound never asks for more than there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class Import:
 
 class ImportShell(Protocol):
     roster: Roster
+    budget_bytes: int
+    census: Census
 
     def happened(self, event: slots.SlotEvent) -> None: ...
     def book(self, name: str) -> LogBook: ...
@@ -75,6 +81,11 @@ class Importer:
     def __init__(self, shell: ImportShell) -> None:
         self._shell = shell
         self._imports: dict[str, Import] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+
+    def costs(self) -> tuple[slots.ModelCost, ...]:
+        """What the imports that run or wait are charged."""
+        return tuple(job.cost for job in self._imports.values())
 
     def running(self, name: str) -> bool:
         return PREFIX + name in self._imports
@@ -89,8 +100,10 @@ class Importer:
     ) -> None:
         """Queues the import for memory; `on_end` is called once, with `result` or `error` set."""
         growth = FLOAT32_GROWTH if order.dtype in ("auto", "float32") else FLOAT32_GROWTH / 2
-        need_bytes = int(order.source.stat().st_size * growth) + budget.RUNTIME_BYTES
-        cost = slots.ModelCost(order.slot, need_bytes)
+        size_bytes = order.source.stat().st_size
+        least_bytes = size_bytes + budget.RUNTIME_BYTES
+        need_bytes = int(size_bytes * growth) + budget.RUNTIME_BYTES
+        cost = slots.ModelCost(order.slot, max(least_bytes, min(need_bytes, self._shell.budget_bytes)))
         self._imports[order.slot] = Import(order, cost, on_note, on_end)
         self._change_costs()
         self._shell.happened(slots.LoadRequested(order.slot, call))
@@ -98,11 +111,15 @@ class Importer:
     def refused(self, slot: str, code: str, message: str) -> None:
         """The machine gave up on it; an error that its process reported itself says more.
 
-        An import that is done was "unloaded" by ourselves; its process has only to leave.
+        With a process the import ends when that does, which the machine sees to. One that is done was "unloaded" by ourselves.
         """
         job = self._imports.get(slot)
-        if job is not None and job.result is None:
-            self._end(job, code if job.error is None else job.code, job.error or message)
+        if job is None or job.result is not None:
+            return
+        if job.error is None:
+            job.code, job.error = code, message
+        if job.child is None:
+            self._end(job)
 
     # Effects
 
@@ -111,17 +128,20 @@ class Importer:
         job.gen = gen
         try:
             job.child = Child(
-                [sys.executable, "-P", "-m", "worker.gguf_import"],
                 self._shell.book(slot),
+                self._shell.census,
                 lambda how: self._exited(job, how),
-                argv=lambda lifeline: [
+                command=lambda lifeline: [
+                    *(sys.executable, "-P", "-m", "worker.gguf_import"),
                     *("--source", str(order.source), "--models-dir", str(order.models_dir)),
                     *("--name", order.name, "--dtype", order.dtype, "--lifeline-fd", str(lifeline)),
                 ],
                 on_output=lambda data: self._output(job, data),
             )
         except OSError as e:
-            self._shell.happened(slots.WorkerExited(slot, gen, 71, None, f"no process could be started: {e}"))
+            job.error = f"no process could be started: {e}"
+            self._shell.happened(slots.WorkerExited(slot, gen, 71, None, job.error))
+            self._end(job)
             return
         self._shell.happened(slots.WorkerHello(slot, gen))
 
@@ -174,16 +194,22 @@ class Importer:
     def _exited(self, job: Import, how: Exit) -> None:
         tail = "\n".join(self._shell.book(job.order.slot).tail(TAIL_LINES))
         self._shell.happened(slots.WorkerExited(job.order.slot, job.gen, how.code, how.signal, tail))
-        if job.order.slot in self._imports:
-            lost = f"the import ended before it was done ({how})\n{tail}".rstrip()
-            self._end(job, job.code, None if job.result else job.error or lost)
+        if job.result is None and job.error is None:
+            job.error = f"the import ended before it was done ({how})\n{tail}".rstrip()
+        self._end(job)
 
-    def _end(self, job: Import, code: str, error: str | None) -> None:
+    def _end(self, job: Import) -> None:
+        """To the machine it is over now; to who asked, when nothing is left of it."""
         del self._imports[job.order.slot]
-        job.code, job.error = code, error
         self._change_costs()
+        task = asyncio.create_task(self._report(job))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _report(self, job: Import) -> None:
+        if job.result is None:  # killed in the middle, it had no time to clean up
+            await asyncio.to_thread(remove_leftovers, job.order.models_dir)
         job.on_end(job)
 
     def _change_costs(self) -> None:
-        costs = tuple(job.cost for job in self._imports.values())
-        self._shell.change_roster(replace(self._shell.roster, extra_costs=costs))
+        self._shell.change_roster(self._shell.roster)

@@ -2,7 +2,11 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
+
+LOOKERS_S = 1.0
+"""Whoever asks whether a server runs holds the lock, shared, for microseconds."""
 
 
 class AlreadyRunning(Exception):
@@ -19,12 +23,13 @@ class InstanceLock:
     def __init__(self, path: Path) -> None:
         """Raises `AlreadyRunning`."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = _pid_in(self._fd)
-            os.close(self._fd)
-            raise AlreadyRunning(pid) from None
+        deadline = time.monotonic() + LOOKERS_S
+        while not _locked(self._fd, fcntl.LOCK_EX):
+            if not _locked(self._fd, fcntl.LOCK_SH) or time.monotonic() > deadline:
+                pid = _pid_in(self._fd)
+                os.close(self._fd)
+                raise AlreadyRunning(pid)
+            time.sleep(0.001)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
@@ -40,13 +45,17 @@ def running_pid(path: Path) -> int | None:
     except OSError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _pid_in(fd)
-    else:
-        return None
+        return None if _locked(fd, fcntl.LOCK_SH) else _pid_in(fd)
     finally:
         os.close(fd)
+
+
+def _locked(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _pid_in(fd: int) -> int | None:

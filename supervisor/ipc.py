@@ -6,6 +6,7 @@ followed by one more look at the inbox.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,15 @@ class PathTooLong(Exception):
             "Set a shorter one with run_dir in settings.json or OMLX_RUN_DIR."
         )
         self.path = path
+
+
+class BindFailed(Exception):
+    """The socket file cannot be made there."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path} cannot be bound: {reason}; choose another place with run_dir in settings.json or OMLX_RUN_DIR"
+        )
 
 
 def endpoint(path: Path) -> str:
@@ -90,31 +100,45 @@ class Wire:
         self._drain()
 
     def _drain(self) -> None:
-        for _ in range(256):  # then let the loop breathe
-            if self._closed:
-                return
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._on_frames(frames)
-        self._look_again()
+        """There is no second edge for what is left lying, so an error in a handler must not end the looking."""
+        done = False
+        try:
+            for _ in range(256):  # then let the loop breathe
+                if self._closed or (frames := self._receive()) is None:
+                    done = True
+                    return
+                self._on_frames(frames)
+        finally:
+            if not done:
+                self._look_again()
+
+    def _receive(self) -> Frames | None:
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
 
 
 def bind_router(context: zmq.Context[zmq.Socket[bytes]], path: Path, on_frames: Callable[[Frames], None]) -> Wire:
     """A ROUTER on `path`, reachable by this user only.
 
     The caller must hold the instance lock: a second bind on a live ipc path succeeds and silently steals it.
+    Raises `BindFailed`.
     """
     where = endpoint(path)
-    path.unlink(missing_ok=True)
     socket = context.socket(zmq.ROUTER)
+    with contextlib.suppress(zmq.ZMQError):  # where the system tells a socket who its peer is: this user only
+        socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDHWM, ROUTER_HWM_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, 0)
     old = os.umask(0o177)
     try:
+        path.unlink(missing_ok=True)
         socket.bind(where)
+    except (OSError, zmq.ZMQError) as e:
+        socket.close(0)
+        raise BindFailed(path, e.strerror or str(e)) from e
     finally:
         os.umask(old)
     return Wire(socket, on_frames)

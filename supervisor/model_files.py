@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+WEIGHTS = "model*.safetensors"
+"""What mlx_lm loads; a directory may hold the same weights again under another name (consolidated.safetensors)."""
 MAX_HEADER_BYTES = 100 * 2**20
 """The limit of the safetensors format itself."""
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -33,6 +35,8 @@ class ModelFiles:
     weights_bytes: int
     kv_bytes_per_token: int
     created: float
+    changed: float
+    """When the newest of config and weights was written."""
     generation: Mapping[str, object] = field(default_factory=dict[str, object])
     """generation_config.json's sampling defaults under the names of `protocol.Sampling`, and max_tokens."""
     problem: str | None = None
@@ -45,9 +49,10 @@ def read_model(directory: Path) -> ModelFiles:
         NotAModel: no config.json of a text generation model, or no weights.
     """
     config = _config(directory)
-    shards = sorted(directory.glob("*.safetensors"))
+    shards = sorted(directory.glob(WEIGHTS))
     if not shards:
-        raise NotAModel("it has a config.json but no .safetensors weights")
+        others = ", named model*.safetensors as mlx_lm wants them" if any(directory.glob("*.safetensors")) else ""
+        raise NotAModel(f"it has a config.json but no .safetensors weights{others}")
     text = cast("dict[str, object]", config.get("text_config") if isinstance(config.get("text_config"), dict) else config)
     problem: str | None = None
     weights_bytes, dtype_bytes = 0, 2
@@ -63,6 +68,7 @@ def read_model(directory: Path) -> ModelFiles:
         weights_bytes=weights_bytes,
         kv_bytes_per_token=_kv_bytes_per_token(text, dtype_bytes),
         created=directory.stat().st_mtime,
+        changed=max(file.stat().st_mtime for file in (directory / "config.json", *shards) if file.exists()),
         generation=_generation(directory),
         problem=problem,
     )
@@ -73,12 +79,13 @@ def _config(directory: Path) -> dict[str, object]:
         config = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
         raise NotAModel("it has no config.json") from None
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise NotAModel(f"its config.json cannot be read: {e}") from e
     if not isinstance(config, dict) or not isinstance(cast("dict[str, object]", config).get("model_type"), str):
         raise NotAModel("its config.json names no model_type")
     config = cast("dict[str, object]", config)
-    architectures = cast("list[object]", config.get("architectures") or [])
+    named = config.get("architectures")
+    architectures = cast("list[object]", named) if isinstance(named, list) else []
     if architectures and not any("ForCausalLM" in str(a) or "ForConditionalGeneration" in str(a) for a in architectures):
         raise NotAModel(f"{architectures[0]} is not a text generation model")
     return config
@@ -94,7 +101,7 @@ def _weights(directory: Path, shards: list[Path]) -> tuple[int, int]:
     if index.exists():
         try:
             named = {str(v) for v in cast("dict[str, object]", json.loads(index.read_bytes())["weight_map"]).values()}
-        except (OSError, ValueError, KeyError, TypeError) as e:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
             raise Damaged(f"{index.name} cannot be read: {e}") from e
         if missing := sorted(named - {s.name for s in shards}):
             raise Damaged(f"{len(missing)} of its weight files are missing: {', '.join(missing[:3])}")
@@ -111,19 +118,27 @@ def _shard(path: Path) -> dict[str, int]:
             (header_bytes,) = struct.unpack("<Q", file.read(8))
             if header_bytes > MAX_HEADER_BYTES or 8 + header_bytes > size_bytes:
                 raise Damaged(f"{path.name} is cut short or no safetensors file")
-            header = cast("dict[str, dict[str, object]]", json.loads(file.read(header_bytes)))
-    except (OSError, struct.error, ValueError) as e:
-        raise Damaged(f"{path.name} cannot be read: {e}") from e
+            tensors = _tensors(json.loads(file.read(header_bytes)))
+    except (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        raise Damaged(f"{path.name} cannot be read: {type(e).__name__}: {e}") from e
     found: dict[str, int] = {}
-    end = 0
+    for dtype, start, stop in tensors:
+        found[dtype] = found.get(dtype, 0) + stop - start
+    whole_bytes = 8 + header_bytes + max((stop for _, _, stop in tensors), default=0)
+    if size_bytes < whole_bytes:
+        raise Damaged(f"{path.name} is cut short: {size_bytes} bytes, its header says {whole_bytes}")
+    return found
+
+
+def _tensors(header: dict[str, dict[str, object]]) -> list[tuple[str, int, int]]:
+    """(dtype, first byte, last byte + 1) of each; raises whatever a header of another shape makes it raise."""
+    found: list[tuple[str, int, int]] = []
     for name, tensor in header.items():
         if name != "__metadata__":
-            start, stop = cast("list[int]", tensor["data_offsets"])
-            end = max(end, stop)
-            dtype = str(tensor["dtype"])
-            found[dtype] = found.get(dtype, 0) + stop - start
-    if size_bytes < 8 + header_bytes + end:
-        raise Damaged(f"{path.name} is cut short: {size_bytes} bytes, its header says {8 + header_bytes + end}")
+            start, stop = (int(offset) for offset in cast("list[int]", tensor["data_offsets"]))
+            if not 0 <= start <= stop:
+                raise ValueError(f"{name} lies at {start} to {stop}")
+            found.append((str(tensor["dtype"]), start, stop))
     return found
 
 
@@ -153,7 +168,7 @@ def _first_int(first: Mapping[str, object], second: Mapping[str, object], *keys:
 def _generation(directory: Path) -> dict[str, object]:
     try:
         raw = json.loads((directory / "generation_config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(raw, dict):
         return {}
@@ -163,7 +178,7 @@ def _generation(directory: Path) -> dict[str, object]:
     found: dict[str, object] = {
         ours: raw[theirs]
         for theirs, ours in names.items()
-        if isinstance(raw.get(theirs), int | float) and not isinstance(raw[theirs], bool)
+        if isinstance(raw.get(theirs), int | float) and not isinstance(raw[theirs], bool) and raw[theirs] == raw[theirs]
     }
     if raw.get("do_sample") is False:
         found["temperature"] = 0.0

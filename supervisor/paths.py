@@ -33,6 +33,11 @@ class Paths:
         return self.run / "control.sock"
 
     @property
+    def children(self) -> Path:
+        """Which processes the server that runs, or ran last, has started."""
+        return self.run / "children.json"
+
+    @property
     def data(self) -> Path:
         return self.run / "data.sock"
 
@@ -55,10 +60,12 @@ def prepare(paths: Paths) -> None:
     """Makes the directories the server cannot do without.
 
     Raises:
-        HomeUnusable: one of them cannot be made or written.
+        HomeUnusable: one of them cannot be made or written, or others may look into the run directory.
         PathTooLong: the run directory is too deep for its sockets.
     """
     endpoint(paths.control)
+    if paths.run != paths.home / "run":
+        _require_private(paths.run)
     for directory in (paths.home, paths.run, paths.logs, paths.models, paths.state):
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -69,3 +76,13 @@ def prepare(paths: Paths) -> None:
                 f"{directory} cannot be used ({e.strerror or e}); choose another place with OMLX_HOME or make it writable"
             ) from e
     paths.run.chmod(0o700)
+
+
+def _require_private(run: Path) -> None:
+    """A directory somebody has chosen may be /tmp: it is taken as it is or not at all."""
+    try:
+        found = run.stat()
+    except OSError:
+        return  # it is made, or that fails with a message of its own
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise HomeUnusable(f"{run} is open to other users; give run_dir a directory of its own, or: chmod 700 {run}")

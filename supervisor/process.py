@@ -6,6 +6,7 @@ however it went. Workers share the supervisor's process group, for launchd's cle
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -15,9 +16,12 @@ from dataclasses import dataclass
 
 import psutil
 
+from supervisor.census import Census
 from supervisor.logs import LogBook
 
 READ_BYTES = 65536
+LAST_READS = 16
+"""A pipe holds a mebibyte at most; more than that after the exit comes from a descendant that never stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +42,25 @@ class Child:
 
     def __init__(
         self,
-        module: Sequence[str],
         book: LogBook,
+        census: Census,
         on_exit: Callable[[Exit], None],
         *,
-        argv: Callable[[int], Sequence[str]],
+        command: Callable[[int], Sequence[str]],
         fds: Sequence[int] = (),
         on_output: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`argv` gets the number of the lifeline's read end and returns the arguments after the module's name.
+        """`command` gets the number of the lifeline's read end and returns the whole command line.
 
         `on_output` receives standard output instead of the log book, for a child that reports in JSON lines.
+        Raises OSError when no process can be had.
         """
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
         read_end, self._lifeline = os.pipe()
         try:
             self._popen = subprocess.Popen(
-                [*module, *argv(read_end)],
+                command(read_end),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE if on_output else subprocess.STDOUT,
@@ -68,12 +73,14 @@ class Child:
             os.close(read_end)
         self.pid = self._popen.pid
         self._book = book
+        self._census = census
+        self._watch()
+        self._census.born(self.pid)
         self._sinks: dict[int, Callable[[bytes], None]] = {}
         if self._popen.stdout is not None:
             self._read(self._popen.stdout.fileno(), on_output or book.feed)
         if self._popen.stderr is not None:
             self._read(self._popen.stderr.fileno(), book.feed)
-        threading.Thread(target=self._wait, name=f"wait-{self.pid}", daemon=True).start()
 
     def signal(self, number: int) -> None:
         """Sends a signal unless the process has been reaped."""
@@ -94,6 +101,15 @@ class Child:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+
+    def _watch(self) -> None:
+        try:
+            threading.Thread(target=self._wait, name=f"wait-{self.pid}", daemon=True).start()
+        except RuntimeError as e:  # no more threads to be had: a child whose end nobody sees is not wanted
+            self._popen.kill()
+            self._popen.communicate()
+            self.cut_lifeline()
+            raise OSError(errno.EAGAIN, str(e)) from e
 
     def _read(self, fd: int, sink: Callable[[bytes], None]) -> None:
         os.set_blocking(fd, False)
@@ -121,13 +137,15 @@ class Child:
 
     def _reaped(self) -> None:
         for fd in self._sinks:
-            while self._readable(fd):
-                pass
+            for _ in range(LAST_READS):
+                if not self._readable(fd):
+                    break
             self._loop.remove_reader(fd)
         for pipe in (self._popen.stdout, self._popen.stderr):
             if pipe is not None:
                 pipe.close()
         self._book.end()
         self.cut_lifeline()
+        self._census.died(self.pid)
         code = self._popen.returncode
         self._on_exit(Exit(code, None) if code >= 0 else Exit(None, -code))

@@ -477,8 +477,11 @@ class Event(Message, frozen=True, kw_only=True):
     """Set for kind `slot`; None there means the model left the catalog."""
 
 
-class Call(Message, frozen=True, kw_only=True):
-    """ctl→s, g→s: one admin verb; answered by any number of `Note` and one `Reply`."""
+class Call(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """ctl→s, g→s: one admin verb; answered by any number of `Note` and one `Reply`.
+
+    Defaults travel: a `v` that was left out would be read as the reader's own version.
+    """
 
     KIND = "call"
     id: str
@@ -642,7 +645,8 @@ def decode(frames: Sequence[bytes]) -> tuple[Message, list[bytes]]:
 
     Raises:
         UnknownKind: the first frame names a kind that is not in `KINDS`.
-        ProtocolError: the frames are too few, not msgpack, lack a required key or hold a wrong type.
+        ProtocolError: the frames are too few, not msgpack, lack a required key, hold a wrong type or are nested
+            without end.
     """
     if len(frames) < 2:
         raise ProtocolError(f"{len(frames)} frames, at least 2 expected")
@@ -652,7 +656,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Message, list[bytes]]:
         raise UnknownKind(kind)
     try:
         return decoder.decode(frames[1]), [bytes(blob) for blob in frames[2:]]
-    except (msgspec.ValidationError, msgspec.DecodeError) as e:
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as e:
         raise ProtocolError(f"{kind}: {e}") from e
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor import budget, slot_events
-from supervisor.catalog import Catalog, CatalogEntry
+from supervisor.catalog import Catalog, CatalogEntry, scan
 from supervisor.defaults import Default, defaults_of
+from supervisor.paths import Paths
 from supervisor.protocol import Assign, CacheGrant, Grants, ModelRef
 from supervisor.settings import Settings
 
@@ -23,7 +24,6 @@ class Roster:
     settings: Settings
     cache_dir: Path
     budget_bytes: int
-    log_level: str = "info"
     extra_costs: tuple[slot_events.ModelCost, ...] = field(default=())
     """Work that is no model but takes memory like one: an import."""
 
@@ -69,7 +69,7 @@ class Roster:
         facts = [
             str(entry.path.resolve()),
             entry.files.weights_bytes,
-            entry.files.created,
+            entry.files.changed,
             self.context(entry),
             assign.max_batch,
             assign.settings,
@@ -93,5 +93,11 @@ class Roster:
             cache=CacheGrant(
                 dir=str(self.cache_dir) if on_disk else None, block=cache.block_tokens, hot_bytes=self.hot_bytes()
             ),
-            settings={"trust_remote_code": trust, "log_level": self.log_level},
+            settings={"trust_remote_code": trust},
         )
+
+
+def read_roster(settings: Settings, paths: Paths, budget_bytes: int) -> Roster:
+    """Looks through the model directories, ours first."""
+    directories = [paths.models, *(Path(d).expanduser().absolute() for d in settings.model.model_dirs)]
+    return Roster(scan(directories), settings, paths.cache, budget_bytes)

@@ -50,7 +50,12 @@ def _leaf(
 class ServerSettings:
     host: str = _leaf("127.0.0.1", "address to listen on", text)
     port: int = _leaf(8000, "port to listen on; 0 takes a free one", whole(0, 65535))
-    log_level: str = _leaf("info", "how much the processes log", choice("debug", "info", "warning", "error"), applies="start")
+    log_level: str = _leaf(
+        "info",
+        "how much the processes log (a loaded model's keeps to it until it is loaded again)",
+        choice("debug", "info", "warning", "error"),
+        applies="live",
+    )
     cors_origins: tuple[str, ...] = _leaf(
         (), "browser origins allowed besides those on loopback (* = any)", each(text), applies="live", many=True
     )
@@ -108,7 +113,7 @@ class CacheSettings:
     hot_cache_only: bool = _leaf(False, "keep KV in RAM only, write nothing to disk", switch, applies="load")
     hot_cache_max_size: Size | None = _leaf(
         None,
-        "RAM for cached KV of one model (auto: 1/8 of the memory budget, at most 8 GiB)",
+        "RAM for cached KV of one model (auto: 1/16 of the memory budget, at most 8 GiB)",
         auto_or(size),
         applies="load",
     )

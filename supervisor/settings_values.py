@@ -21,7 +21,7 @@ class Size:
         return self.bytes if self.bytes is not None else int(whole_bytes * (self.share or 0.0))
 
     def __str__(self) -> str:
-        return f"{self.share:.0%}" if self.share is not None else str(self.bytes)
+        return f"{self.share * 100:g}%" if self.share is not None else str(self.bytes)
 
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -1,7 +1,7 @@
 """The slot state machine: which models run, who may use them, what happens when a worker dies.
 
 `Machine.handle(event, now)` is the only way in and returns everything that is to be done. It reads no clock and touches
-nothing: supervisor/daemon.py turns the world into events, effects into the world, and sends a Tick when
+nothing: supervisor/shell.py turns the world into events, effects into the world, and sends a Tick when
 `next_deadline()` has come.
 """
 

@@ -1,0 +1,301 @@
+"""The supervisor's shell: one event loop that owns the slot machine, the control socket and every child process.
+
+Turns messages, exits and clocks into events of the machine, and the machine's effects into messages, processes and signals.
+Decides nothing about models itself; what omlxctl may ask for is in admin.py.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections import deque
+from dataclasses import replace
+from typing import cast
+
+import zmq
+
+from supervisor import hardware, ipc, policy
+from supervisor import slot_events as slots
+from supervisor.admin import Admin
+from supervisor.build import build
+from supervisor.census import Census
+from supervisor.control import Control
+from supervisor.feed import Feed
+from supervisor.fleet import Fleet
+from supervisor.importing import Importer, is_import
+from supervisor.leases import FromGateway, Leases
+from supervisor.leftovers import remove_leftovers
+from supervisor.logs import LogBook, remove_old_files
+from supervisor.paths import Paths
+from supervisor.protocol import Assign, Call, EventKind, GatewayLost, Message, ServerStatus, SlotStatus, Snapshot, Watch
+from supervisor.roster import Roster, read_roster
+from supervisor.settings_load import Loaded
+from supervisor.slot import Machine
+from supervisor.staff import Staff
+from supervisor.status import Clock, slot_status
+
+log = logging.getLogger("omlxd")
+
+TICK_SLACK_S = 0.005
+SHUTDOWN_S = 20.0
+GATEWAY_GOES_S = 2.0
+DAY_S = 86400.0
+PRELOAD = "preload/"
+"""Begins the names of the loads that the server asks for itself; those of clients begin with their identity."""
+
+
+class Supervisor:
+    def __init__(self, loaded: Loaded, paths: Paths, listener: socket.socket, book: LogBook) -> None:
+        """Binds the control socket. Raises `ipc.BindFailed`."""
+        self.loaded = loaded
+        self.paths = paths
+        self.warnings = [*loaded.warnings, *filter(None, [hardware.slow_path_warning()])]
+        self.control_endpoint = ipc.endpoint(paths.control)
+        self.budget_bytes = policy.budget_bytes(loaded.settings)
+        self.roster = self.fresh_roster()
+        limits = slots.Policy(self.budget_bytes, loaded.settings.scheduler.max_queue)
+        self.machine = Machine(policy.timers(loaded.settings), limits)
+        self.census = Census(paths.children)
+        self.books = {"omlxd": book}
+        self.feed = Feed(self.send)
+        self.fleet = Fleet(self)
+        self.importer = Importer(self)
+        self.leases = Leases(self)
+        self.admin = Admin(self)
+        self.staff = Staff(self, listener.fileno())
+        self._listener = listener
+        self._started = time.time()
+        self._events: deque[slots.SlotEvent] = deque()
+        self._handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._leave = asyncio.Event()
+        self._machine_stopped = asyncio.Event()
+        self._exit_code = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._control = Control(self._context, paths, self)
+
+    # Life
+
+    async def serve(self) -> int:
+        """Runs until asked to stop; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.leave)
+        loop.add_signal_handler(signal.SIGHUP, self.admin.reload)
+        chores = asyncio.create_task(self._chores())
+        self.happened(slots.ModelsChanged(self.roster.costs()))
+        self.staff.start()
+        for warning in self.warnings:
+            log.warning("%s", warning)
+        self._preload()
+        try:
+            await self._leave.wait()
+        finally:
+            chores.cancel()
+            await self._shut_down()
+        return self._exit_code
+
+    def leave(self) -> None:
+        self._leave.set()
+
+    def give_up(self, reason: str) -> None:
+        log.critical("%s", reason)
+        self._exit_code = 1
+        self.leave()
+
+    async def _shut_down(self) -> None:
+        """Streams hear of it first, then the workers go, then the gateway; all within 25 s."""
+        log.info("stopping")
+        self.publish(EventKind.SERVER, {"state": "stopping"})
+        self.staff.dismiss()
+        self.happened(slots.Shutdown())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._machine_stopped.wait(), SHUTDOWN_S)
+        await self.staff.leave(GATEWAY_GOES_S)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._control.close()
+        self._context.destroy(linger=0)
+        for path in (self.paths.control, self.paths.data):
+            path.unlink(missing_ok=True)
+        for book in self.books.values():
+            book.close()
+
+    async def _chores(self) -> None:
+        """What a crash may have left behind, and log files nobody wants any more."""
+        for path in await asyncio.to_thread(remove_leftovers, self.paths.models):
+            log.info("%s was left behind unfinished and is removed", path)
+        while True:
+            days = self.loaded.settings.logging.log_retention_days
+            if removed := await asyncio.to_thread(remove_old_files, self.paths.logs, days):
+                log.info("%d log files older than %d days were removed", removed, days)
+            await asyncio.sleep(DAY_S)
+
+    def _preload(self) -> None:
+        for model in self.loaded.settings.model.preload:
+            entry = self.roster.catalog.get(model)
+            if entry is None:
+                log.warning("%s is to be loaded at start, but there is no such model", model)
+            elif entry.files.problem is not None:
+                log.error("%s is to be loaded at start, but it cannot be served: %s", model, entry.files.problem)
+            else:
+                self.happened(slots.LoadRequested(model, PRELOAD + model))
+
+    # The machine
+
+    def happened(self, event: slots.SlotEvent) -> None:
+        """Feeds the machine; what an effect causes at once waits for its turn."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for effect in self.machine.handle(self._events.popleft(), time.monotonic()):
+                    self._carry_out(effect)
+        finally:
+            self._handling = False
+            self._set_timer()
+        if self.machine.stopped:
+            self._machine_stopped.set()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.machine.next_deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - time.monotonic()) + TICK_SLACK_S
+            self._timer = asyncio.get_running_loop().call_later(delay, self.happened, slots.Tick())
+
+    def _carry_out(self, effect: slots.Effect) -> None:
+        try:
+            self._do(effect)
+        except Exception:  # the machine has moved on already: the other effects must not be lost with this one
+            log.exception("%s could not be carried out", effect)
+
+    def _do(self, effect: slots.Effect) -> None:
+        match effect:
+            case slots.Spawn():
+                self._runner(effect.model).spawn(effect.model, effect.gen)
+            case slots.AskStop():
+                self._runner(effect.model).ask_stop(effect)
+            case slots.Terminate():
+                self._runner(effect.model).terminate(effect.model, effect.gen)
+            case slots.Kill():
+                self._runner(effect.model).kill(effect.model, effect.gen)
+            case slots.DumpStacks():
+                self._runner(effect.model).dump_stacks(effect.model, effect.gen)
+            case slots.CallDone() if effect.call.startswith(PRELOAD):
+                if not effect.ok:
+                    log.error("loading at start: %s", effect.message)
+            case slots.CallDone():
+                self.admin.done(effect)
+            case slots.Event():
+                self._publish_slot(effect)
+            case _:
+                self.leases.tell(effect)
+
+    def _runner(self, model: str) -> Fleet | Importer:
+        return self.importer if is_import(model) else self.fleet
+
+    # Who says what
+
+    def send(self, identity: bytes, message: Message) -> bool:
+        return self._control.send(identity, message)
+
+    def from_gateway(self, gateway: str, message: FromGateway) -> None:
+        self.leases.take(gateway, message)
+
+    def from_client(self, identity: bytes, message: Call | Watch) -> None:
+        if isinstance(message, Call):
+            self.admin.call(identity, message)
+            return
+        missed = self.feed.since(message.since_seq) if message.since_seq is not None else None
+        if missed is None:
+            self.send(identity, Snapshot(seq=self.feed.seq, status=self.status()))
+        else:
+            for event in missed:
+                self.send(identity, event)
+        self.feed.watch(identity, message.topics)
+
+    def attendant_lost(self, identity: str) -> None:
+        self.feed.forget(identity.encode())
+        if identity.startswith("g."):
+            self.happened(slots.GatewayLost(identity))
+            self.fleet.gateway_lost(identity)
+            self.send(self.staff.identity("text"), GatewayLost(gateway=identity))
+
+    # What others need to know
+
+    def book(self, name: str) -> LogBook:
+        if name not in self.books:
+            self.books[name] = LogBook(name, self.paths.logs)
+        return self.books[name]
+
+    def fresh_roster(self) -> Roster:
+        return read_roster(self.loaded.settings, self.paths, self.budget_bytes)
+
+    def assignment(self, model: str, gen: int) -> Assign | None:
+        entry = self.roster.catalog.get(model)
+        return self.roster.assignment(entry, gen, ipc.endpoint(self.paths.data)) if entry else None
+
+    def status(self) -> ServerStatus:
+        host, port = cast("tuple[str, int]", self._listener.getsockname()[:2])
+        views = {view.model: view for view in self.machine.view()}
+        return ServerStatus(
+            version=build(),
+            build=build(),
+            pid=os.getpid(),
+            started=self._started,
+            host=host,
+            port=port,
+            home=str(self.paths.home),
+            budget_bytes=self.budget_bytes,
+            charged_bytes=self.machine.budget().charged_bytes,
+            models=[self._slot_status(entry.id, views.get(entry.id)) for entry in self.roster.catalog.models],
+            children=self.staff.status(),
+            warnings=self.warnings,
+        )
+
+    def slot_status(self, model: str) -> SlotStatus:
+        return self._slot_status(model, next((view for view in self.machine.view() if view.model == model), None))
+
+    def _slot_status(self, model: str, view: slots.SlotView | None) -> SlotStatus:
+        entry = self.roster.catalog.get(model)
+        assert entry is not None, "only models of the catalog have a status"
+        return slot_status(
+            entry,
+            view,
+            self.fleet.worker(model),
+            context=self.roster.context(entry),
+            estimate_bytes=self.roster.estimate_bytes(entry),
+            defaults=self.roster.defaults(entry),
+            clock=Clock(time.monotonic(), time.time()),
+        )
+
+    def change_roster(self, roster: Roster) -> None:
+        """Another catalog or other settings: the machine and everybody who watches hear of it."""
+        before = {entry.id for entry in self.roster.catalog.models}
+        self.roster = replace(roster, extra_costs=self.importer.costs())
+        self.happened(slots.ModelsChanged(self.roster.costs()))
+        for status in self.status().models:
+            self.feed.publish(EventKind.SLOT, model=status.id, status=status)
+        for model in sorted(before - {entry.id for entry in roster.catalog.models}):
+            self.feed.publish(EventKind.SLOT, model=model)
+
+    def publish(self, kind: EventKind, data: dict[str, object]) -> None:
+        self.feed.publish(kind, data=data)
+
+    def _publish_slot(self, event: slots.Event) -> None:
+        if event.model is not None and is_import(event.model):
+            return
+        if event.kind in ("slot", "progress") and event.model and self.roster.catalog.get(event.model):
+            status = self.slot_status(event.model)
+            self.feed.publish(EventKind.SLOT, model=event.model, gen=event.gen, data=dict(event.data), status=status)
+            self.admin.progressed(status)
+        elif event.kind == "fault":
+            self.feed.publish(EventKind.LOG, model=event.model, gen=event.gen, data=dict(event.data))
