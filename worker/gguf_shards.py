@@ -81,7 +81,7 @@ def _shards(plan: list[Mapped], layout: Layout, limit_bytes: int) -> Iterator[li
 
 def sync_to_disk(directory: Path) -> None:
     """Everything written so far survives a power cut before the directory gets its visible name."""
-    for path in [*directory.iterdir(), directory]:
+    for path in [*directory.rglob("*"), directory]:
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)

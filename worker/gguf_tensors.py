@@ -69,7 +69,7 @@ def choose_layout(plan: list[Mapped], policy: Policy, on_gpu: bool) -> Layout:
     packed = {mapped.target: AFFINE_BITS[mapped.tensor.kind] for mapped in matrices if mapped.tensor.kind in AFFINE_BITS}
     kinds = {mapped.tensor.kind for mapped in matrices}
     only = kinds.pop() if len(kinds) == 1 else None
-    if only in _FLOAT_KINDS:  # a file that is all of one float type keeps it
+    if only is not None and only in _FLOAT_KINDS:  # a file that is all of one float type keeps it
         return Layout(_FLOAT_KINDS[only], packed)
     # float16 is the type of GGUF's own scales, so packed weights stay exact in either. MLX's CPU build computes packed weights
     # 40 times slower in float16 than in float32 (5.2 s and 0.12 s a token, 135M parameters).

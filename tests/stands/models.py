@@ -17,7 +17,10 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
+
+from worker.blas import load_openblas
 
 REPO = Path(__file__).resolve().parents[2]
 CACHE_DIR = REPO / ".venv" / "share" / "omlxd-test-models"
@@ -91,11 +94,12 @@ def tiny_model(path: Path, arch: str = "llama", **overrides: object) -> Path:
     whole context, and the end tokens have zero rows in the output layer, so a greedy run goes on until max_tokens.
     """
     path.mkdir(parents=True, exist_ok=True)
-    tokenizer_json, vocab_size, end_ids = _tiny_tokenizer()
-    config = _tiny_config(arch, vocab_size, end_ids) | overrides
+    tokenizer = tiny_tokenizer()
+    end_ids = tokenizer.end_ids
+    config = _tiny_config(arch, tokenizer.vocab_size, end_ids) | overrides
     (path / "config.json").write_text(json.dumps(config, indent=2))
     (path / "generation_config.json").write_text(json.dumps({"bos_token_id": end_ids[0], "eos_token_id": end_ids}))
-    (path / "tokenizer.json").write_text(tokenizer_json)
+    (path / "tokenizer.json").write_text(tokenizer.tokenizer_json)
     (path / "tokenizer_config.json").write_text(json.dumps(_tiny_tokenizer_config(), indent=2))
     _write_random_weights(path, config, end_ids)
     return path
@@ -137,9 +141,16 @@ def _tiny_tokenizer_config() -> dict[str, object]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class TinyTokenizer:
+    tokenizer_json: str
+    vocab_size: int
+    end_ids: list[int]
+
+
 @functools.cache
-def _tiny_tokenizer() -> tuple[str, int, list[int]]:
-    """tokenizer.json, vocabulary size and the end tokens' ids."""
+def tiny_tokenizer() -> TinyTokenizer:
+    """Byte-level, with about 450 tokens; the same every time."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -153,13 +164,13 @@ def _tiny_tokenizer() -> tuple[str, int, list[int]]:
     )
     tokenizer.train_from_iterator(CORPUS.splitlines(), trainer)
     ends = [tokenizer.token_to_id(EOS), tokenizer.token_to_id(IM_END)]
-    return tokenizer.to_str(), tokenizer.get_vocab_size(), ends
+    return TinyTokenizer(tokenizer.to_str(), tokenizer.get_vocab_size(), ends)
 
 
 def _write_random_weights(path: Path, config: dict[str, object], end_ids: list[int]) -> None:
     import numpy as np
 
-    _load_blas_before_mlx()
+    load_openblas()  # whoever imports MLX first decides for the process
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
@@ -178,13 +189,3 @@ def _write_random_weights(path: Path, config: dict[str, object], end_ids: list[i
             values[end_ids] = 0.0
         weights[name] = mx.array(values)
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
-
-
-def _load_blas_before_mlx() -> None:
-    if "mlx.core" in sys.modules:
-        return
-    try:
-        from worker.blas import load_openblas
-    except ImportError:
-        return
-    load_openblas()
