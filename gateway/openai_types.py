@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from gateway.errors import InvalidRequest
 from gateway.openai_values import Content, as_content, as_logit_bias, as_prompts, as_stops, as_template_kwargs, travels
 from gateway.request import GenerateRequest
-from supervisor.protocol import Code, Prompt, Sampling
+from supervisor.protocol import Code, Prompt, Reasoning, Sampling
 
 MAX_STOPS = 20
 INT64 = 2**63
@@ -107,6 +107,8 @@ class ChatRequest(_Generation):
     def _one_way_to_end(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
             raise PydanticCustomError("exclusive", "continue_final_message and add_generation_prompt exclude each other")
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise PydanticCustomError("exclusive", "add_generation_prompt false needs continue_final_message true")
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise PydanticCustomError("exclusive", "continue_final_message needs an assistant message at the end")
         return self
@@ -119,20 +121,11 @@ class ChatRequest(_Generation):
             sampling=self.sampling(),
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             stop=tuple(self.stop),
-            template_kwargs=self._for_template(),
+            template_kwargs=self.chat_template_kwargs,
+            reasoning=Reasoning(effort=self.reasoning_effort) if self.reasoning_effort is not None else None,
             continue_final=bool(self.continue_final_message),
             cache_salt=self.cache_salt,
         )
-
-    def _for_template(self) -> dict[str, object]:
-        """Effort goes where templates look for it; what the client says to the template itself wins."""
-        kwargs: dict[str, object] = {}
-        if self.reasoning_effort is not None:
-            kwargs["reasoning_effort"] = self.reasoning_effort
-            kwargs["enable_thinking"] = self.reasoning_effort != "none"
-        if self.add_generation_prompt is False and not self.continue_final_message:
-            kwargs["add_generation_prompt"] = False
-        return kwargs | self.chat_template_kwargs
 
 
 class CompletionRequest(_Generation):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from supervisor.protocol import ModelRef, Prompt, Sampling, Submit, Task
+from supervisor.protocol import ModelRef, Prompt, Reasoning, Sampling, Submit, Task
 
 _canonical = msgspec.msgpack.Encoder()
 
@@ -23,6 +23,7 @@ class GenerateRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    reasoning: Reasoning | None = None
     continue_final: bool = False
     cache_salt: str | None = None
 
@@ -50,6 +51,7 @@ class GenerateRequest:
             max_tokens=self.max_tokens if self.max_tokens is not None else under.max_tokens,
             stop=list(self.stop),
             template_kwargs=self._template_kwargs(under.chat_template_kwargs),
+            reasoning=self.reasoning,
             continue_final=self.continue_final,
             cache_salt=self.cache_salt,
         )
@@ -63,6 +65,7 @@ class GenerateRequest:
             model=model,
             prompt=self.prompt,
             template_kwargs=self._template_kwargs(None),
+            reasoning=self.reasoning,
             continue_final=self.continue_final,
         )
 

@@ -197,7 +197,7 @@ async def test_messages_reach_the_worker_as_the_template_needs_them(stand: Stand
         {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "content": "4", "tool_call_id": "c1"},
     ]
-    assert submit.template_kwargs == {"reasoning_effort": "none", "enable_thinking": False}
+    assert submit.reasoning is not None and submit.reasoning.effort == "none" and submit.template_kwargs is None
     assert (submit.cache_salt, submit.max_tokens, submit.continue_final) == ("s", 5, False)
 
 
@@ -208,6 +208,8 @@ async def test_an_assistant_message_can_be_continued(stand: Stand) -> None:
     assert stand.worker.all(Submit)[0].continue_final
     assert (await stand.chat(messages=begun, continue_final_message=True, add_generation_prompt=True))[0] == 400
     assert (await stand.chat(continue_final_message=True))[0] == 400
+    assert (await stand.chat(add_generation_prompt=False))[0] == 400
+    assert (await stand.chat(add_generation_prompt=True))[0] == 200
 
 
 async def test_an_unknown_model_is_404_without_asking_the_supervisor(stand: Stand) -> None:
