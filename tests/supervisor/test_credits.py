@@ -202,6 +202,18 @@ class World(RuleBasedStateMachine):
         if name and self.processes[name].unheard:
             self.credits.settled(name, self.processes[name].unheard.pop(0), self.tick())
 
+    @rule(data=st.data(), rounds=st.integers(1, 3))
+    def a_busy_moment(self, data: st.DataObject, rounds: int) -> None:
+        """One worker uses all it has, says so at once, and gets more."""
+        if name := self.pick(data):
+            process = self.processes[name]
+            for _ in range(rounds):
+                process.settled += process.hand
+                self.write_file(process.hand)
+                process.hand = 0
+                self.credits.settled(name, process.settled, self.tick())
+                process.hand += self.credits.top_up(name)
+
     @rule(data=st.data(), torn=st.booleans())
     def kill(self, data: st.DataObject, torn: bool) -> None:
         """What it was writing may lie on disk as a temporary."""
