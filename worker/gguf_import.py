@@ -90,7 +90,7 @@ def _write_model(file: GgufFile, request: Request, directory: Path) -> tuple[str
     _say("tokenizer", 0, 1)
     build_tokenizer(file).save(str(directory / "tokenizer.json"))
     _write_json(directory / "tokenizer_config.json", tokenizer_config(file))
-    _write_templates(directory, named_templates(file))
+    _write_templates(directory, file)
     _say("tokenizer", 1, 1)
     write_weights(directory, plan, layout, progress=lambda done: _say("tensors", done, len(plan)))
     _say("write", 0, 1)
@@ -106,9 +106,14 @@ def _require_space(directory: Path, size_bytes: int) -> None:
         raise OSError(0, f"the model needs {size_bytes:,} bytes and {free_bytes:,} are free", str(directory.parent))
 
 
-def _write_templates(directory: Path, templates: dict[str, str]) -> None:
+def _write_templates(directory: Path, file: GgufFile) -> None:
+    """Templates beside the default one have a directory, and then the default has to be a file too."""
+    templates = named_templates(file)
     if not templates:
         return
+    default = file.text("tokenizer.chat_template")
+    if default is not None:
+        (directory / "chat_template.jinja").write_text(default, encoding="utf-8")
     home = directory / "additional_chat_templates"
     home.mkdir()
     for name, text in templates.items():
