@@ -124,7 +124,11 @@ def test_text_is_cut_by_the_rule_the_file_names(pre: str, tmp_path: Path) -> Non
 def test_sentencepiece_scores_become_the_same_merges(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "tiny.gguf", Recipe("gemma3"))
     import_gguf(source, tmp_path / "models", "spm", "float32")
-    words = ["the capital of and\n\nit  ining   qu capital", "<b>thinker</b> <start_of_turn>of"]
+    words = [
+        "the capital of and\n\nit  ining   qu capital",
+        "her hering other ander cand ital",
+        "<b>thinker</b> <start_of_turn>of",
+    ]
     assert_same_tokens(tmp_path / "models" / "spm", ReferenceRuntime(source), TEXTS + words + noise(50))
 
 
