@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from supervisor import slot_events as slots
+from supervisor.cache_verbs import CacheVerbs
 from supervisor.catalog import CatalogEntry
 from supervisor.catalog_edit import EditRefused, remove
 from supervisor.importing import PREFIX, Import, ImportOrder
@@ -50,6 +51,7 @@ class Admin:
             "config": self._config,
             "reload": self._reload,
             "stop": self._stop,
+            **CacheVerbs(supervisor.store, self._reply, self._refuse).verbs,
         }
 
     def call(self, who: bytes, call: Call) -> None:

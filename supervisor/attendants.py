@@ -37,6 +37,8 @@ class Duty:
     identity_prefix: str
     command: Callable[[str, str, int], Sequence[str]]
     fds: tuple[int, ...] = ()
+    on_output: Callable[[bytes], None] | None = None
+    """Gets its standard output, if that is not just for the log."""
     greets: bool = True
     """Whether it says hello on the control socket; the janitor does not."""
     indispensable: bool = False
@@ -103,6 +105,7 @@ class Attendant:
                 self._exited,
                 command=lambda lifeline: command(identity, self.nonce, lifeline),
                 fds=self.duty.fds,
+                on_output=self.duty.on_output,
             )
         except OSError as e:
             self._book.say(f"could not be started: {e}")
@@ -117,6 +120,10 @@ class Attendant:
     def greeted(self) -> None:
         self.hello = True
         self._changed()
+
+    def tell(self, line: bytes) -> bool:
+        """An order for one that takes them on its lifeline; False when nobody is there to read it."""
+        return self._child is not None and self._child.tell(line)
 
     def heard(self) -> None:
         """It has said something."""

@@ -1,6 +1,5 @@
 """Which attendants there are, how each is started, and what each is told when it reports. Pure but for the disk's size."""
 
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 
@@ -9,23 +8,21 @@ from supervisor.attendants import Duty
 from supervisor.paths import Paths
 from supervisor.protocol import Assign
 from supervisor.settings import Settings
+from supervisor.store_limits import store_limits
 
 JANITOR_INTERVAL_S = 5.0
-MIN_FREE_DISK_BYTES = 2 * 2**30
-CACHE_AUTO_SHARE = 0.10
-CACHE_AUTO_MOST_BYTES = 100 * 2**30
 
 Command = Callable[[str, str, int], Sequence[str]]
 
 
-def duties(settings: Settings, paths: Paths, http_fd: int) -> list[Duty]:
+def duties(settings: Settings, paths: Paths, http_fd: int, janitor_said: Callable[[bytes], None]) -> list[Duty]:
     control, level = ipc.endpoint(paths.control), settings.server.log_level
     found = [
         Duty("gateway", "g", _child("gateway", control, level, "--http-fd", str(http_fd)), fds=(http_fd,), indispensable=True),
         Duty("text", "t", _child("worker", control, level)),
     ]
     if settings.cache.enabled and not settings.cache.hot_cache_only:
-        found.append(Duty("janitor", "j", _janitor(settings, paths), greets=False))
+        found.append(Duty("janitor", "j", _janitor(settings, paths), greets=False, on_output=janitor_said))
     return found
 
 
@@ -44,16 +41,6 @@ def assignment(duty: Duty, settings: Settings, paths: Paths) -> Assign:
     return Assign(kind=duty.name, gen=0, data_endpoints=[ipc.endpoint(paths.data)], settings=given)
 
 
-def cache_cap_bytes(settings: Settings, paths: Paths) -> int:
-    """The most that all KV blocks together may take on disk."""
-    place = next((p for p in (paths.cache, *paths.cache.parents) if p.exists()), paths.home)
-    disk_bytes = shutil.disk_usage(place).total
-    chosen = settings.cache.ssd_cache_max_size
-    if chosen is not None:
-        return chosen.of(disk_bytes)
-    return min(CACHE_AUTO_MOST_BYTES, int(disk_bytes * CACHE_AUTO_SHARE))
-
-
 def _child(module: str, control: str, log_level: str, *more: str) -> Command:
     def command(identity: str, nonce: str, lifeline: int) -> Sequence[str]:
         head = [sys.executable, "-P", "-m", module, "--control", control]
@@ -67,8 +54,9 @@ def _janitor(settings: Settings, paths: Paths) -> Command:
     def command(_identity: str, _nonce: str, lifeline: int) -> Sequence[str]:
         return [
             *(sys.executable, "-P", "-m", "cachestore.evict", "--root", str(paths.cache)),
-            *("--max-bytes", str(cache_cap_bytes(settings, paths))),
-            *("--min-free-bytes", str(MIN_FREE_DISK_BYTES), "--interval", str(JANITOR_INTERVAL_S)),
+        limits = store_limits(settings, paths)
+            *("--max-bytes", str(limits.high_bytes), "--min-free-bytes", str(limits.min_free_bytes)),
+            *("--interval", str(JANITOR_INTERVAL_S)),
             *("--lifeline-fd", str(lifeline)),
         ]
 

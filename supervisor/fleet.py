@@ -77,6 +77,9 @@ class Fleet:
     def worker(self, model: str) -> WorkerProcess | None:
         return self._by_model.get(model)
 
+    def workers(self) -> list[WorkerProcess]:
+        return list(self._by_model.values())
+
     def identity(self, model: str, gen: int) -> str:
         """Slots are numbered: a model id may hold bytes that do not fit a socket identity."""
         number = self._numbers.setdefault(model, len(self._numbers))

@@ -315,6 +315,8 @@ class Beat(Message, frozen=True, kw_only=True):
 
 
 class Want(Message, frozen=True, kw_only=True):
+    cache_trouble: str | None = None
+    """Why the store on disk is not in use; None while all is well."""
     """w→s: more memory, please; answered by `Grant`."""
 
     KIND = "want"

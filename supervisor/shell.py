@@ -36,6 +36,7 @@ from supervisor.settings_load import Loaded
 from supervisor.slot import Machine
 from supervisor.staff import Staff
 from supervisor.status import Clock, slot_status
+from supervisor.store_keeper import StoreKeeper
 
 log = logging.getLogger("omlxd")
 
@@ -62,6 +63,7 @@ class Supervisor:
         self.books = {"omlxd": book}
         self.feed = Feed(self.send)
         self.fleet = Fleet(self)
+        self.store = StoreKeeper(self)
         self.importer = Importer(self)
         self.leases = Leases(self)
         self.admin = Admin(self)
@@ -85,7 +87,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.leave)
         loop.add_signal_handler(signal.SIGHUP, self.admin.reload)
-        chores = asyncio.create_task(self._chores())
+        background = [asyncio.create_task(self._chores()), asyncio.create_task(self.store.keep())]
         self.happened(slots.ModelsChanged(self.roster.costs()))
         self.staff.start()
         for warning in self.warnings:
@@ -94,7 +96,8 @@ class Supervisor:
         try:
             await self._leave.wait()
         finally:
-            chores.cancel()
+            for task in background:
+                task.cancel()
             await self._shut_down()
         return self._exit_code
 
@@ -228,6 +231,11 @@ class Supervisor:
             self.happened(slots.GatewayLost(identity))
             self.fleet.gateway_lost(identity)
             self.send(self.staff.identity("text"), GatewayLost(gateway=identity))
+        elif identity.startswith("j."):
+            self.store.janitor_lost()
+
+    def janitor_said(self, data: bytes) -> None:
+        self.store.janitor_said(data)
 
     # What others need to know
 
@@ -241,7 +249,10 @@ class Supervisor:
 
     def assignment(self, model: str, gen: int) -> Assign | None:
         entry = self.roster.catalog.get(model)
-        return self.roster.assignment(entry, gen, ipc.endpoint(self.paths.data)) if entry else None
+        if entry is None:
+            return None
+        assign = self.roster.assignment(entry, gen, ipc.endpoint(self.paths.data))
+        return self.store.with_credit(assign, self.fleet.worker(model))
 
     def status(self) -> ServerStatus:
         host, port = cast("tuple[str, int]", self._listener.getsockname()[:2])
@@ -258,7 +269,7 @@ class Supervisor:
             charged_bytes=self.machine.budget().charged_bytes,
             models=[self._slot_status(entry.id, views.get(entry.id)) for entry in self.roster.catalog.models],
             children=self.staff.status(),
-            warnings=self.warnings,
+            warnings=[*self.warnings, *self.store.warnings()],
         )
 
     def slot_status(self, model: str) -> SlotStatus:

@@ -30,6 +30,7 @@ class StaffShell(Protocol):
     def publish(self, kind: EventKind, data: dict[str, object]) -> None: ...
     def attendant_lost(self, identity: str) -> None: ...
     def give_up(self, reason: str) -> None: ...
+    def janitor_said(self, data: bytes) -> None: ...
 
 
 class Staff:
@@ -83,7 +84,7 @@ class Staff:
         await asyncio.gather(*self._leaving, *(attendant.leave(GRACE_S) for attendant in self.attendants.values()))
 
     def _duties(self) -> list[Duty]:
-        return duties.duties(self._shell.loaded.settings, self._shell.paths, self._http_fd)
+        return duties.duties(self._shell.loaded.settings, self._shell.paths, self._http_fd, self._shell.janitor_said)
 
     def _engaged(self, duty: Duty) -> Attendant:
         timers = self._shell.loaded.settings.timers

@@ -5,6 +5,7 @@ must not import MLX, so that the process shell comes up at once.
 """
 
 import contextlib
+import dataclasses
 import logging
 import resource
 import sys
@@ -60,7 +61,8 @@ class Engine:
         self._mailbox.put(Trim(level=level, target_bytes=target_bytes))
 
     def beat(self) -> EngineBeat:
-        return self._meter.beat(time.monotonic())
+        beat = self._meter.beat(time.monotonic())
+        return beat if self._spill is None else dataclasses.replace(beat, cache_trouble=self._spill.trouble)
 
     def stop(self, flush_deadline_s: float) -> tuple[int, int]:
         """Ends every request with an error and the thread, within the deadline. Returns cache blocks written and dropped."""

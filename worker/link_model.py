@@ -125,6 +125,7 @@ class ModelService:
     def grant(self, message: Grant) -> None:
         if self._engine is not None:
             self._engine.grant(message)
+            cache_trouble=engine.cache_trouble,
 
     def trim(self, message: Trim) -> None:
         if self._engine is not None:
