@@ -52,9 +52,9 @@ def _child(module: str, control: str, log_level: str, *more: str) -> Command:
 
 def _janitor(settings: Settings, paths: Paths) -> Command:
     def command(_identity: str, _nonce: str, lifeline: int) -> Sequence[str]:
+        limits = store_limits(settings, paths)
         return [
             *(sys.executable, "-P", "-m", "cachestore.evict", "--root", str(paths.cache)),
-        limits = store_limits(settings, paths)
             *("--max-bytes", str(limits.high_bytes), "--min-free-bytes", str(limits.min_free_bytes)),
             *("--interval", str(JANITOR_INTERVAL_S)),
             *("--lifeline-fd", str(lifeline)),

@@ -311,12 +311,12 @@ class Beat(Message, frozen=True, kw_only=True):
     hot_bytes: int = 0
     store_written_bytes: int = 0
     cache: dict[str, int] = {}
+    cache_trouble: str | None = None
+    """Why the store on disk is not in use; None while all is well."""
     lease_tokens: dict[str, int] = {}
 
 
 class Want(Message, frozen=True, kw_only=True):
-    cache_trouble: str | None = None
-    """Why the store on disk is not in use; None while all is well."""
     """w→s: more memory, please; answered by `Grant`."""
 
     KIND = "want"

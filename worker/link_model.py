@@ -119,13 +119,13 @@ class ModelService:
             hot_bytes=engine.hot_bytes,
             store_written_bytes=engine.store_written_bytes,
             cache=dict(engine.cache),
+            cache_trouble=engine.cache_trouble,
             lease_tokens=dict(engine.lease_tokens),
         )
 
     def grant(self, message: Grant) -> None:
         if self._engine is not None:
             self._engine.grant(message)
-            cache_trouble=engine.cache_trouble,
 
     def trim(self, message: Trim) -> None:
         if self._engine is not None:
