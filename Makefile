@@ -44,6 +44,10 @@ imports: venv
 demo: venv $(DEMO_STAMP) openblas
 	@$(PY) -u benchmarks/demo.py
 
+# Both run, whatever the first one finds.
+bench: venv $(DEMO_STAMP) openblas
+	@$(PY) -u -m benchmarks.compare; compared=$$?; $(PY) -u -m benchmarks.prefix && exit $$compared
+
 test: venv $(DEMO_STAMP) openblas
 	$(PY) -m pytest tests
 
