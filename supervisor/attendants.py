@@ -119,6 +119,8 @@ class Attendant:
 
     def greeted(self) -> None:
         self.hello = True
+        self.heard()
+        self._listen()
         self._changed()
 
     def tell(self, line: bytes) -> bool:
@@ -172,6 +174,8 @@ class Attendant:
 
     def _listen(self) -> None:
         """Looks again when the silence could be too long."""
+        if self._silence is not None:
+            self._silence.cancel()
         allowed_s = self._beat_lost_s if self.hello else self._hello_s
         left_s = self._heard_at + allowed_s - time.monotonic()
         if left_s > 0:

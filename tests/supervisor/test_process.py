@@ -78,7 +78,9 @@ async def test_death_by_a_signal_is_told_from_an_exit_code(nursery: Nursery) -> 
 
 
 async def test_a_child_sees_its_lifeline_end_with_the_supervisor(nursery: Nursery) -> None:
-    child = nursery.start("import os, sys; print('up', flush=True); os.read(int(sys.argv[1]), 1); print('orphaned'); sys.exit(7)")
+    child = nursery.start(
+        "import os, sys; print('up', flush=True); os.read(int(sys.argv[1]), 1); print('orphaned'); sys.exit(7)"
+    )
     await nursery.said("up")
     await asyncio.sleep(0.1)
     assert not nursery.exits

@@ -83,7 +83,9 @@ def test_an_unknown_kind_says_which() -> None:
     assert caught.value.kind == "teleport"
 
 
-@pytest.mark.parametrize("frames", [[], [b"stop"], [b"stop", b""], [b"stop", b"\xc1"], [b"stop", b"\x93\x01"], [b"stop", b"\x80"]])
+@pytest.mark.parametrize(
+    "frames", [[], [b"stop"], [b"stop", b""], [b"stop", b"\xc1"], [b"stop", b"\x93\x01"], [b"stop", b"\x80"]]
+)
 def test_what_is_no_message_is_a_protocol_error(frames: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
         decode(frames)
