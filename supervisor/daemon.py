@@ -21,28 +21,35 @@ from supervisor.shell import Supervisor
 log = logging.getLogger("omlxd")
 
 
-def run(loaded: Loaded) -> int:
-    """Serves until asked to stop. Returns the exit code; says why when it is not 0."""
+STAYS = (AlreadyRunning, PortTaken)
+"""Why a server does not start that starting it again would not change."""
+
+
+def run(loaded: Loaded, *, as_service: bool = False) -> int:
+    """Serves until asked to stop. Returns the exit code; says why when it refuses.
+
+    A service manager starts again whatever ends with another code than 0: `as_service` says 0 where that would not help.
+    """
     os.umask(0o077)  # sockets, logs and KV blocks are for this user only
     paths = paths_of(loaded.home, loaded.settings)
     try:
         prepare(paths)
         lock = InstanceLock(paths.lock)
     except (HomeUnusable, ipc.PathTooLong, AlreadyRunning) as e:
-        return _refuse(e)
+        return _refuse(e, as_service)
     try:
-        return _run_locked(loaded, paths)
+        return _run_locked(loaded, paths, as_service)
     except (PortTaken, AddressUnusable, ipc.BindFailed) as e:
-        return _refuse(e)
+        return _refuse(e, as_service)
     finally:
         lock.release()
 
 
-def _run_locked(loaded: Loaded, paths: Paths) -> int:
+def _run_locked(loaded: Loaded, paths: Paths, as_service: bool) -> int:
     survivors = end_survivors(paths.children)  # before the port is bound: a stuck gateway of a killed server holds it
     listener = bind(loaded.settings.server.host, loaded.settings.server.port)
     try:
-        book = _start_logging(loaded.settings, paths)
+        book = _start_logging(loaded.settings, paths, as_service)
         for pid in survivors:
             log.warning("process %d had outlived the server that started it and was killed", pid)
         host, port = cast("tuple[str, int]", listener.getsockname()[:2])
@@ -56,14 +63,16 @@ async def _serve(loaded: Loaded, paths: Paths, listener: socket.socket, book: Lo
     return await Supervisor(loaded, paths, listener, book).serve()
 
 
-def _refuse(reason: Exception) -> int:
+def _refuse(reason: Exception, as_service: bool) -> int:
     sys.stderr.write(f"omlxd: {reason}\n")
-    return 1
+    return 0 if as_service and isinstance(reason, STAYS) else 1
 
 
-def _start_logging(settings: Settings, paths: Paths) -> LogBook:
+def _start_logging(settings: Settings, paths: Paths, as_service: bool) -> LogBook:
     book = LogBook("omlxd", paths.logs)
     terminal = logging.StreamHandler()
+    if as_service:  # its standard error is a file that nobody rotates; the log book holds everything
+        terminal.setLevel(logging.WARNING)
     terminal.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=settings.server.log_level.upper(), handlers=[terminal, BookHandler(book)])
     return book
