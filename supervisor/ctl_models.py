@@ -122,6 +122,7 @@ def show(here: Home, model: str, as_json: bool) -> None:
             "context": f"{slot.context} tokens",
             "weights": terminal.size(slot.weights_bytes),
         }
+        | ({"prefix cache": slot.cache} if slot.cache else {})
         | ({"process": f"pid {slot.pid}, {terminal.size(slot.charged_bytes)} given"} if slot.pid else {})
         | ({"aliases": ", ".join(slot.aliases)} if slot.aliases else {})
         | ({"last error": slot.last_error} if slot.last_error else {})

@@ -83,6 +83,7 @@ def status(here: Home, as_json: bool) -> None:
             "home": server.home,
             "memory": f"{terminal.size(server.charged_bytes)} of {terminal.size(server.budget_bytes)} given out",
             "models": f"{len(server.models)} known, {len(loaded)} loaded{': ' + ', '.join(loaded) if loaded else ''}",
+            **{f"cache of {model.id}": model.cache for model in server.models if model.state == "ready"},
             **{child.name: _child(child.state, child.pid, child.restarts) for child in server.children},
         }
     )

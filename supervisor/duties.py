@@ -38,6 +38,8 @@ def assignment(duty: Duty, settings: Settings, paths: Paths) -> Assign:
             "header_patience_s": settings.server.header_patience_s,
             "keepalive_s": settings.server.keepalive_s,
         }
+    elif duty.name == "text":
+        given = {"volatile_headers": list(settings.cache.volatile_headers)}
     return Assign(kind=duty.name, gen=0, data_endpoints=[ipc.endpoint(paths.data)], settings=given)
 
 

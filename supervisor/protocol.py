@@ -86,6 +86,8 @@ class CacheGrant(Part, frozen=True, kw_only=True):
     hot_bytes: int = 0
     write_credit: int | None = None
     """Bytes the worker may still write; None = not limited."""
+    dtype: str = "native"
+    """How blocks are kept on disk: "native" or "int8"."""
 
 
 class Grants(Part, frozen=True, kw_only=True):
@@ -208,6 +210,8 @@ class SlotStatus(Part, frozen=True, kw_only=True):
     usable: bool = True
     problem: str | None = None
     """Why a directory that looks like a model cannot be served."""
+    cache: str = ""
+    """What of the prefix cache it has, or why none; for people."""
     beat: dict[str, object] | None = None
     """The worker's last heartbeat, for status and metrics."""
 

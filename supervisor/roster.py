@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor import budget, slot_events
+from supervisor.cache_plan import CachePlan, plan_cache
 from supervisor.catalog import Catalog, CatalogEntry, scan
 from supervisor.defaults import Default, defaults_of
 from supervisor.paths import Paths
 from supervisor.protocol import Assign, CacheGrant, Grants, ModelRef
 from supervisor.settings import Settings
-
-HOT_AUTO_SHARE = 16
-HOT_AUTO_MOST_BYTES = 8 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +35,14 @@ class Roster:
     def max_batch(self, model: str) -> int:
         return self.settings.of_model(model).max_concurrent_requests or self.settings.scheduler.max_concurrent_requests
 
-    def hot_bytes(self) -> int:
-        cache = self.settings.cache
-        if not cache.enabled:
-            return 0
-        if cache.hot_cache_max_size is not None:
-            return cache.hot_cache_max_size.of(self.budget_bytes)
-        return min(HOT_AUTO_MOST_BYTES, self.budget_bytes // HOT_AUTO_SHARE)
+    def cache_plan(self, model: str) -> CachePlan:
+        return plan_cache(self.settings.cache, self.settings.of_model(model), self.budget_bytes)
 
     def load_sum(self, entry: CatalogEntry) -> budget.LoadSum:
         return budget.load_sum(entry.files.weights_bytes, entry.files.kv_bytes_per_token, self.context(entry))
 
     def estimate_bytes(self, entry: CatalogEntry) -> int:
-        return self.load_sum(entry).total_bytes + self.hot_bytes()
+        return self.load_sum(entry).total_bytes + self.cache_plan(entry.id).hot_bytes
 
     def costs(self) -> tuple[slot_events.ModelCost, ...]:
         models = tuple(
@@ -57,7 +50,7 @@ class Roster:
                 entry.id,
                 self.estimate_bytes(entry),
                 load_key=self.load_key(entry),
-                load_detail=f"{self.load_sum(entry)} + hot cache {budget.gib(self.hot_bytes())}",
+                load_detail=f"{self.load_sum(entry)} + hot cache {budget.gib(self.cache_plan(entry.id).hot_bytes)}",
             )
             for entry in self.catalog.models
         )
@@ -73,13 +66,13 @@ class Roster:
             self.context(entry),
             assign.max_batch,
             assign.settings,
-            [assign.cache.dir, assign.cache.block, assign.cache.hot_bytes],
+            [assign.cache.dir, assign.cache.block, assign.cache.hot_bytes, assign.cache.dtype],
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def assignment(self, entry: CatalogEntry, gen: int, data_endpoint: str) -> Assign:
         cache = self.settings.cache
-        on_disk = cache.enabled and not cache.hot_cache_only
+        plan = self.cache_plan(entry.id)
         own = self.settings.of_model(entry.id).trust_remote_code
         trust = self.settings.model.trust_remote_code if own is None else own
         kv_bytes = self.load_sum(entry).kv_floor_bytes
@@ -89,11 +82,18 @@ class Roster:
             data_endpoints=[data_endpoint],
             model=ModelRef(id=entry.id, path=str(entry.path), context=self.context(entry)),
             max_batch=self.max_batch(entry.id),
-            grants=Grants(kv_bytes=kv_bytes, hot_bytes=self.hot_bytes()),
+            grants=Grants(kv_bytes=kv_bytes, hot_bytes=plan.hot_bytes),
             cache=CacheGrant(
-                dir=str(self.cache_dir) if on_disk else None, block=cache.block_tokens, hot_bytes=self.hot_bytes()
+                dir=str(self.cache_dir) if plan.on_disk else None,
+                block=cache.block_tokens,
+                hot_bytes=plan.hot_bytes,
+                dtype=plan.ssd_dtype,
             ),
-            settings={"trust_remote_code": trust},
+            settings={
+                "trust_remote_code": trust,
+                "volatile_headers": list(cache.volatile_headers),
+                "warm_start": cache.warm_start,
+            },
         )
 
 

@@ -128,6 +128,24 @@ class CacheSettings:
         applies="load",
         flag=None,
     )
+    volatile_headers: tuple[str, ...] = _leaf(
+        ("x-anthropic-billing-header:",),
+        "lines beginning so are removed from the head of the system prompt, as agents change them with every request",
+        each(text),
+        applies="load",
+        flag=None,
+        env=None,
+    )
+    warm_start: bool = _leaf(
+        True, "a model that was just loaded reads its most recently used KV back into RAM", switch, applies="load", flag=None
+    )
+    ssd_dtype: str = _leaf(
+        "native",
+        "how KV is kept on disk: native (exact) or int8 (half the size of bf16, answers can differ)",
+        choice("native", "int8"),
+        applies="load",
+        flag=None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +204,20 @@ class ModelSettings:
     )
     trust_remote_code: bool | None = _leaf(
         None, "as in model, for this model", auto_or(switch), applies="load", flag=None, env=None
+    )
+    cache: str | None = _leaf(
+        None,
+        "off, ram (nothing on disk) or ssd (nothing in RAM): less than cache allows, for this model",
+        auto_or(choice("off", "ram", "ssd")),
+        applies="load",
+        flag=None,
+        env=None,
+    )
+    hot_cache_max_size: Size | None = _leaf(
+        None, "as in cache, for this model", auto_or(size), applies="load", flag=None, env=None
+    )
+    ssd_dtype: str | None = _leaf(
+        None, "as in cache, for this model", auto_or(choice("native", "int8")), applies="load", flag=None, env=None
     )
     max_tokens: int | None = _leaf(None, "longest answer", auto_or(whole(1)), applies="live", flag=None, env=None)
     temperature: float | None = _leaf(None, "sampling temperature", auto_or(real(0, 2)), applies="live", flag=None, env=None)

@@ -1,6 +1,7 @@
 """Writes docs/settings.md from the tree of settings: `python -m supervisor.settings_docs > docs/settings.md`."""
 
 from collections.abc import Iterator
+from typing import cast
 
 from supervisor.settings import SECTIONS, Leaf, ModelSettings, leaves_of
 
@@ -54,6 +55,8 @@ def _default(leaf: Leaf) -> str:
             return "" if leaf.section.startswith("models.") else "auto"
         case ():
             return "none"
+        case tuple():
+            return ", ".join(f"`{item}`" for item in cast("tuple[object, ...]", leaf.default))
         case bool():
             return str(leaf.default).lower()
         case float():

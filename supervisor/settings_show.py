@@ -18,7 +18,7 @@ def effective(loaded: Loaded) -> dict[str, object]:
     for model, of_model in loaded.settings.models.items():
         for field in dataclasses.fields(of_model):
             if (value := cast("object", getattr(of_model, field.name))) is not None:
-                values[f"models.{model}.{field.name}"] = value
+                values[f"models.{model}.{field.name}"] = _plain(value)
                 sources[f"models.{model}.{field.name}"] = FILE
     return {"values": values, "sources": sources, "warnings": loaded.warnings, "home": str(loaded.home)}
 
@@ -27,6 +27,10 @@ def _value(loaded: Loaded, leaf: Leaf) -> object:
     value = cast("object", getattr(getattr(loaded.settings, leaf.section), leaf.key))
     if leaf.setting.secret and value is not None:
         return HIDDEN
+    return _plain(value)
+
+
+def _plain(value: object) -> object:
     if isinstance(value, Size):
         return str(value)
     return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value

@@ -282,6 +282,7 @@ class Supervisor:
             entry,
             view,
             self.fleet.worker(model),
+            cache=self.roster.cache_plan(model),
             context=self.roster.context(entry),
             estimate_bytes=self.roster.estimate_bytes(entry),
             defaults=self.roster.defaults(entry),

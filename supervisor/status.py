@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from supervisor.cache_plan import CachePlan, cache_state
 from supervisor.catalog import CatalogEntry
 from supervisor.defaults import Default
 from supervisor.fleet import WorkerProcess
@@ -25,6 +26,7 @@ def slot_status(
     view: SlotView | None,
     worker: WorkerProcess | None,
     *,
+    cache: CachePlan,
     context: int,
     estimate_bytes: int,
     defaults: dict[str, Default],
@@ -57,5 +59,6 @@ def slot_status(
         max_tokens=max_tokens if isinstance(max_tokens, int) else None,
         usable=entry.files.problem is None,
         problem=entry.files.problem,
+        cache=cache_state(cache, worker.ready if worker else None, worker.beat if worker else None),
         beat=beat if isinstance(beat, dict) else None,  # pyright: ignore[reportUnknownArgumentType]
     )

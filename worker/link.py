@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -70,6 +71,10 @@ class Service(Requests, Protocol):
 
     def start(self) -> None:
         """Begins to load; the outcome goes to the host."""
+        ...
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """The assignment's settings again, after a change."""
         ...
 
     def beat(self, seq: int) -> Beat: ...
@@ -207,7 +212,8 @@ class Link:
 
     def _assign(self, assign: Assign) -> None:
         if self._service is not None:
-            return  # answered hello twice
+            self._service.configure(assign.settings)  # they changed, and some take effect at once
+            return
         self._service = self._service_for(assign)
         if self._service is None:
             self.fail(Code.UNSUPPORTED, f"this build has no worker of kind {assign.kind!r}", EXIT_UNLOADABLE)
@@ -232,7 +238,7 @@ class Link:
         if assign.model is None:
             from worker.text_worker import TextService
 
-            return TextService(self)
+            return TextService(assign.settings, self)
         from worker.link_model import ModelService
 
         return ModelService(assign, assign.model, self)

@@ -5,6 +5,7 @@ Requests are `ModelRequests`' business; the order of the process's life is the l
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from worker.link import Host
 from worker.link_gateway import GatewayLink
 from worker.link_requests import LoadedModel, ModelRequests
 from worker.link_sink import EngineSink
+from worker.prompt import volatile_headers_of
 from worker.text import ModelUnreadable, Text
 
 _log = logging.getLogger(__name__)
@@ -63,7 +65,8 @@ class ModelService:
     def on_loaded(self, info: Loaded) -> None:
         assert self._engine is not None
         self._is_loaded = True
-        self._requests.open(LoadedModel(self._text, self._engine, info.context))
+        headers = volatile_headers_of(self._assign.settings)
+        self._requests.open(LoadedModel(self._text, self._engine, info.context, headers))
         ready = Ready(
             context=info.context,
             weights_bytes=info.weights_bytes,
@@ -103,6 +106,9 @@ class ModelService:
         self._requests.refuse(rid, code, message)
 
     # ------------------------------------------------------------------ the supervisor's wishes
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """What is set for a model takes effect when it is next loaded."""
 
     def beat(self, seq: int) -> Beat:
         engine = self._engine.beat() if self._engine is not None else EngineBeat()

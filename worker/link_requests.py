@@ -43,6 +43,7 @@ class LoadedModel:
     text: Text
     engine: Engine
     context: int
+    volatile_headers: tuple[str, ...] = ()
 
 
 class ModelRequests:
@@ -188,7 +189,7 @@ def prepare(model: LoadedModel, submit: Submit) -> FittedPrompt:
     """In the pool. Raises Refused."""
     if submit.task != "count":
         refuse_unsupported(submit)
-    return fitted_prompt(model.text, submit, model.context)
+    return fitted_prompt(model.text, submit, model.context, model.volatile_headers)
 
 
 def job(submit: Submit, prompt: FittedPrompt, submitted_at: float) -> Job:

@@ -8,6 +8,7 @@ import functools
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from supervisor.protocol import Beat, Code, Grant, ModelRef, Problem, Ready, Res
 from worker.link import Host
 from worker.link_gateway import GatewayLink
 from worker.model_files import ModelFiles
-from worker.prompt import Refused, fitted_prompt
+from worker.prompt import Refused, fitted_prompt, volatile_headers_of
 from worker.text import ModelUnreadable, Text
 
 OPEN_MODELS = 8
@@ -27,8 +28,9 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 
 class TextService:
-    def __init__(self, host: Host) -> None:
+    def __init__(self, settings: Mapping[str, object], host: Host) -> None:
         self._host = host
+        self.configure(settings)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="text")
         self._shelf = TextShelf(OPEN_MODELS)
         self._counts: dict[str, tuple[GatewayLink, asyncio.Task[None]]] = {}
@@ -60,6 +62,9 @@ class TextService:
         for rid in [rid for rid, (asker, _) in self._counts.items() if asker is gateway]:
             self.cancel(rid)
 
+    def configure(self, settings: Mapping[str, object]) -> None:
+        self._volatile_headers = volatile_headers_of(settings)
+
     def beat(self, seq: int) -> Beat:
         return Beat(seq=seq, progress=self._served, running=len(self._counts))
 
@@ -83,7 +88,7 @@ class TextService:
     async def _count(self, gateway: GatewayLink, message: Submit, model: ModelRef) -> None:
         loop, epoch = asyncio.get_running_loop(), gateway.epoch
         try:
-            answer = await loop.run_in_executor(self._pool, count, self._shelf, message, model)
+            answer = await loop.run_in_executor(self._pool, count, self._shelf, message, model, self._volatile_headers)
             gateway.send(Result(epoch=epoch, rid=message.rid, data=answer))
         except Refused as e:
             gateway.send(Problem(code=e.code, message=e.message, rid=message.rid, epoch=epoch))
@@ -94,14 +99,14 @@ class TextService:
         self._served += 1
 
 
-def count(shelf: "TextShelf", submit: Submit, model: ModelRef) -> dict[str, object]:
+def count(shelf: "TextShelf", submit: Submit, model: ModelRef, volatile_headers: Sequence[str]) -> dict[str, object]:
     """Raises Refused, for a prompt that the model's own worker would refuse as well."""
     try:
         text = shelf.text(Path(model.path))
     except ModelUnreadable as e:
         raise Refused(Code.MODEL_UNLOADABLE, str(e)) from e
     context = min(text.context, model.context or text.context)
-    return {"prompt_tokens": len(fitted_prompt(text, submit, context).ids), "context": context}
+    return {"prompt_tokens": len(fitted_prompt(text, submit, context, volatile_headers).ids), "context": context}
 
 
 class TextShelf:
