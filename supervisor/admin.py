@@ -50,6 +50,7 @@ class Admin:
             "logs": self._logs,
             "config": self._config,
             "reload": self._reload,
+            "cache_explain": supervisor.explaining.ask,
             "stop": self._stop,
             **CacheVerbs(supervisor.store, self._reply, self._refuse).verbs,
         }

@@ -21,6 +21,7 @@ from supervisor.protocol import (
     Beat,
     Bye,
     Code,
+    Explained,
     Fault,
     GatewayLost,
     Grant,
@@ -65,6 +66,7 @@ class FleetShell(Protocol):
     def send(self, identity: bytes, message: Message) -> bool: ...
     def assignment(self, model: str, gen: int) -> Assign | None: ...
     def book(self, name: str) -> LogBook: ...
+    def explained(self, worker: bytes, message: Explained) -> None: ...
 
 
 class Fleet:
@@ -79,6 +81,10 @@ class Fleet:
 
     def workers(self) -> list[WorkerProcess]:
         return list(self._by_model.values())
+
+    def ready(self) -> list[bytes]:
+        """Identities of the workers that serve."""
+        return [worker.identity for worker in self._by_model.values() if worker.ready is not None]
 
     def identity(self, model: str, gen: int) -> str:
         """Slots are numbered: a model id may hold bytes that do not fit a socket identity."""
@@ -165,6 +171,8 @@ class Fleet:
                 log.error("%s: %s: %s", model, message.code, message.message)
                 event = slots.WorkerFault(model, gen, message.code, message.message, message.fatal)
                 self._shell.happened(event)
+            case Explained():
+                self._shell.explained(identity, message)
             case Bye():
                 if message.dropped:
                     log.warning("%s: %d KV blocks were dropped at exit", model, message.dropped)

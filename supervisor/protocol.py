@@ -360,6 +360,22 @@ class Trim(Message, frozen=True, kw_only=True):
     target_bytes: int = 0
 
 
+class Explain(Message, frozen=True, kw_only=True):
+    """s→w: what was cached of that request's prompt, and why not more? Answered by `Explained`."""
+
+    KIND = "explain"
+    rid: str
+    """The x-request-id that the client got; ids of prompts begin with it."""
+
+
+class Explained(Message, frozen=True, kw_only=True):
+    """w→s: `lines` are for people, none if the request is not remembered. They show a little of the prompt."""
+
+    KIND = "explained"
+    rid: str
+    lines: list[str] = []
+
+
 class Stop(Message, frozen=True, kw_only=True):
     """s→w, s→g: finish within `flush_deadline_s` and exit."""
 
@@ -628,7 +644,7 @@ class Problem(Message, frozen=True, kw_only=True):
 KINDS: dict[str, type[Message]] = {
     kind.KIND: kind
     for kind in (
-        *(Hello, Assign, LoadProgress, Ready, Beat, Want, Grant, Fault, Bye, Trim, Stop, GatewayLost),
+        *(Hello, Assign, LoadProgress, Ready, Beat, Want, Grant, Fault, Bye, Trim, Explain, Explained, Stop, GatewayLost),
         *(Acquire, Abandon, Release, GatewayBeat, Queued, Granted, Rejected, Lost),
         *(Watch, Snapshot, Event, Call, Note, Reply),
         *(Join, Welcome, Submit, Accepted, Cancel, Rows, PrefillProgress, Result, Problem),

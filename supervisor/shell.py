@@ -23,6 +23,7 @@ from supervisor.admin import Admin
 from supervisor.build import build
 from supervisor.census import Census
 from supervisor.control import Control
+from supervisor.explaining import Explaining
 from supervisor.feed import Feed
 from supervisor.fleet import Fleet
 from supervisor.importing import Importer, is_import
@@ -30,7 +31,18 @@ from supervisor.leases import FromGateway, Leases
 from supervisor.leftovers import remove_leftovers
 from supervisor.logs import LogBook, remove_old_files
 from supervisor.paths import Paths
-from supervisor.protocol import Assign, Call, EventKind, GatewayLost, Message, ServerStatus, SlotStatus, Snapshot, Watch
+from supervisor.protocol import (
+    Assign,
+    Call,
+    EventKind,
+    Explained,
+    GatewayLost,
+    Message,
+    ServerStatus,
+    SlotStatus,
+    Snapshot,
+    Watch,
+)
 from supervisor.roster import Roster, read_roster
 from supervisor.settings_load import Loaded
 from supervisor.slot import Machine
@@ -63,6 +75,7 @@ class Supervisor:
         self.books = {"omlxd": book}
         self.feed = Feed(self.send)
         self.fleet = Fleet(self)
+        self.explaining = Explaining(self)
         self.store = StoreKeeper(self)
         self.importer = Importer(self)
         self.leases = Leases(self)
@@ -224,6 +237,9 @@ class Supervisor:
             for event in missed:
                 self.send(identity, event)
         self.feed.watch(identity, message.topics)
+
+    def explained(self, worker: bytes, message: Explained) -> None:
+        self.explaining.take(worker, message)
 
     def attendant_lost(self, identity: str) -> None:
         self.feed.forget(identity.encode())

@@ -16,6 +16,7 @@ from typing import Literal
 
 from supervisor.protocol import Code, Grant, Trim
 from worker.blas import load_openblas
+from worker.explain import Explanation, PromptMemory
 from worker.faults import EXIT_FAILED, LoadFailed
 from worker.job import EngineBeat, Job, LoadSpec, LoadStage, Sink, Text
 from worker.mailbox import Cancel, Halt, Mailbox
@@ -37,6 +38,7 @@ class Engine:
         self._sink = sink
         self._mailbox = Mailbox()
         self._spill: Spill | None = None
+        self._memory: PromptMemory | None = None
         self._meter = Meter()
         # A daemon: a step that hangs on the device must not keep the process from leaving.
         self._ended = threading.Event()
@@ -63,6 +65,10 @@ class Engine:
     def beat(self) -> EngineBeat:
         beat = self._meter.beat(time.monotonic())
         return beat if self._spill is None else dataclasses.replace(beat, cache_trouble=self._spill.trouble)
+
+    def explain(self, request_id: str) -> list[Explanation]:
+        """What became of a request's prompt in the cache; nothing for one that is not remembered."""
+        return [] if self._memory is None else self._memory.of(request_id)
 
     def stop(self, flush_deadline_s: float) -> tuple[int, int]:
         """Ends every request with an error and the thread, within the deadline. Returns cache blocks written and dropped."""
@@ -95,6 +101,7 @@ class Engine:
         scheduler, loaded = bring_up(self._spec, self._text, self._sink, self._meter, self._progress)
         if scheduler.prefix is not None:
             self._spill = scheduler.prefix.spill
+            self._memory = scheduler.memory
         self._meter.end()
         self._sink.loaded(loaded)
         while not scheduler.halted:

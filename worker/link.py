@@ -25,6 +25,8 @@ from supervisor.protocol import (
     Beat,
     Bye,
     Code,
+    Explain,
+    Explained,
     Fault,
     GatewayLost,
     Grant,
@@ -82,6 +84,10 @@ class Service(Requests, Protocol):
     def grant(self, message: Grant) -> None: ...
 
     def trim(self, message: Trim) -> None: ...
+
+    def explain(self, request_id: str) -> list[str]:
+        """Why the cache had what it had of that request's prompt, in lines; none if it is not known here."""
+        ...
 
     def refuse_new(self) -> None:
         """From now on every request, waiting or new, ends with `shutting_down`; what runs is ended by `flush`."""
@@ -203,7 +209,9 @@ class Link:
                 self._service.grant(message)
             case Trim() if self._service is not None:
                 self._service.trim(message)
-            case Grant() | Trim():
+            case Explain() if self._service is not None:
+                self._say(Explained(rid=message.rid, lines=self._service.explain(message.rid)))
+            case Grant() | Trim() | Explain():
                 _log.info("%s before assign: nothing to apply it to", message.KIND)
             case Problem():
                 _log.warning("the supervisor says %s: %s", message.code, message.message)

@@ -137,6 +137,10 @@ class ModelService:
         if self._engine is not None:
             self._engine.trim(message.level, message.target_bytes)
 
+    def explain(self, request_id: str) -> list[str]:
+        found = [] if self._engine is None else self._engine.explain(request_id)
+        return [line for explanation in found for line in explanation.lines(self._text.decode)]
+
     def refuse_new(self) -> None:
         self._requests.refuse_preparing()
 

@@ -74,6 +74,10 @@ class TextService:
     def trim(self, message: Trim) -> None:
         self._shelf.clear()
 
+    def explain(self, request_id: str) -> list[str]:
+        """It has no cache."""
+        return []
+
     def refuse_new(self) -> None:
         self._refusing = True
         for rid, (gateway, task) in self._counts.items():

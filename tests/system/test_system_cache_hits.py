@@ -89,3 +89,20 @@ def test_the_cache_of_one_model_can_be_turned_off_or_kept_in_ram(tiny: Path) -> 
         server.ctl("unload", "ssd")
         again = {name: ask(server, ("user", RULES), model=name).cached_tokens for name in ("ram", "ssd")}
         assert again == {"ram": 0, "ssd": whole // 64 * 64}
+
+
+def test_a_miss_is_explained_by_its_request_id(server: Server) -> None:
+    notes = [f"Note {n}: {RULES}" for n in ("one", "two")]
+    ask(server, ("system", f"{notes[0]}\nToday is Monday. {RULES}"), ("user", "hello"))
+    missed = ask(server, ("system", f"{notes[0]}\nToday is Sunday. {RULES}"), ("user", "hello"))
+    said = server.ctl("cache", "explain", missed.headers["x-request-id"]).stdout
+    assert f"{missed.cached_tokens} from the cache" in said
+    assert "Monday" in said and "Sunday" in said and "agree again" in said
+    server.wait_for(lambda: "cache miss: " in server.ctl("logs", "tiny").stdout, 5, "the miss is logged")
+    logged = next(line for line in server.ctl("logs", "tiny").stdout.splitlines() if missed.headers["x-request-id"] in line)
+    assert "at token" in logged and "Sunday" not in logged, "no text of prompts belongs into a log"
+
+
+def test_a_request_that_nobody_remembers_is_said_so(server: Server) -> None:
+    done = server.ctl("cache", "explain", "req_unheard_of", check=False)
+    assert done.returncode != 0 and "req_unheard_of" in done.stderr
