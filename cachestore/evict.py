@@ -60,7 +60,7 @@ class Janitor:
 
     def _pass(self, order: Order) -> None:
         dry_run = self._dry_run or order.get("dry_run") is True
-        _print("cache_pass", run_pass(self._root, self._policy, dry_run=dry_run), order, dry_run=dry_run)
+        _print("cache_pass", run_pass(self._root, self._policy, dry_run=dry_run), order)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     policy = Policy(options.max_bytes, options.min_free_bytes)
     if options.once:
         report = run_pass(options.root, policy, dry_run=options.dry_run)
-        _print("cache_pass", report, {}, dry_run=options.dry_run)
+        _print("cache_pass", report, {})
         return 0 if report.state == "ok" else 1
     return _watch(Janitor(options.root, policy, dry_run=options.dry_run), orders, options.interval)
 
@@ -108,22 +108,8 @@ def _free_bytes(root: Path) -> float:
         return float("inf")  # nothing there to delete
 
 
-def _print(event: str, report: Report, order: Order, *, dry_run: bool = False) -> None:
-    line = {
-        "event": event,
-        "id": order.get("id"),
-        "began": report.began,
-        "state": report.state,
-        "dry_run": dry_run,
-        "files": report.files,
-        "bytes": report.total_bytes,
-        "left_bytes": report.total_bytes if dry_run else report.left_bytes,
-        "free_bytes": report.free_bytes,
-        "deleted_files": {what: count for what, count in report.deleted_files.items() if count},
-        "deleted_bytes": report.deleted_bytes,
-        "failed_files": report.failed_files,
-    }
-    print(json.dumps(line), flush=True)
+def _print(event: str, report: Report, order: Order) -> None:
+    print(json.dumps({"event": event, "id": order.get("id"), **report.plain()}), flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

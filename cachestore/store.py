@@ -22,6 +22,8 @@ from cachestore.block import BadBlock, Block, BlockId, Tensor, decode, encode
 from cachestore.counters import Counters, Drop, Miss, Tally
 from cachestore.health import Health, Trouble, Vigil, of_write_error
 
+RECHECK_S = 10.0
+
 _log = logging.getLogger(__name__)
 _KNOWN_BAD_MAX = 4096
 _KNOWN_BAD_S = 600.0  # another process may have replaced the file since: one more try per key and ten minutes
@@ -46,7 +48,7 @@ class Store:
         namespace: Namespace,
         *,
         read_only: bool = False,
-        recheck_s: float = 30.0,
+        recheck_s: float = RECHECK_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.root: Final = root
@@ -58,7 +60,8 @@ class Store:
         self._vigil = Vigil(recheck_s)
         self._tally = Tally()
         self._known_bad: dict[str, float] = {}
-        self._look_when_due()
+        self.recheck_s: Final = recheck_s
+        self.look_when_due()
 
     @property
     def health(self) -> Health:
@@ -194,15 +197,16 @@ class Store:
             return until is not None
 
     def _can_read(self) -> bool:
-        self._look_when_due()
+        self.look_when_due()
         return self.health.can_read
 
     def _can_write(self) -> bool:
-        self._look_when_due()
+        self.look_when_due()
         with self._lock:
             return self._vigil.may_write()
 
-    def _look_when_due(self) -> None:
+    def look_when_due(self) -> None:
+        """Looks whether the directory can be used, at most every `recheck_s`. Every get and put does; call it when idle."""
         with self._lock:
             due = self._vigil.look_due(self._clock())
         if due:

@@ -41,7 +41,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Report:
-    """One pass. `state` is ok, or why nothing was looked at; counts are by kind.
+    """One pass. `state` is ok, or why nothing was looked at; counts are by kind, of what was or (dry) would be deleted.
 
     `began` is a monotonic clock's, the same in all processes of one machine: what was published before it is in `total_bytes`.
     """
@@ -54,10 +54,26 @@ class Report:
     deleted_files: Counter[str] = field(default_factory=Counter[str])
     deleted_bytes: int = 0
     failed_files: int = 0
+    dry_run: bool = False
 
     @property
     def left_bytes(self) -> int:
-        return self.total_bytes - self.deleted_bytes
+        return self.total_bytes - (0 if self.dry_run else self.deleted_bytes)
+
+    def plain(self) -> dict[str, object]:
+        """As JSON."""
+        return {
+            "began": self.began,
+            "state": self.state,
+            "dry_run": self.dry_run,
+            "files": self.files,
+            "bytes": self.total_bytes,
+            "left_bytes": self.left_bytes,
+            "free_bytes": self.free_bytes,
+            "deleted_files": {str(what): count for what, count in self.deleted_files.items() if count},
+            "deleted_bytes": self.deleted_bytes,
+            "failed_files": self.failed_files,
+        }
 
 
 def plan(entries: Iterable[Entry], free_bytes: int, policy: Policy, now_ns: int) -> Plan:
@@ -95,8 +111,8 @@ def run_pass(root: Path, policy: Policy, *, dry_run: bool = False) -> Report:
         chosen = plan(scan(root), free_bytes, policy, time.time_ns())
     except OSError as error:
         return Report(f"unreadable: {error}", began)
-    report = Report("ok", began, chosen.total_bytes, chosen.files, free_bytes)
-    _carry_out(chosen.doomed, report, dry_run=dry_run)
+    report = Report("ok", began, chosen.total_bytes, chosen.files, free_bytes, dry_run=dry_run)
+    _carry_out(chosen.doomed, report)
     if not dry_run:
         report.deleted_files["empty_namespace"] += _tidy(root)
     return report
@@ -117,7 +133,7 @@ def clear(root: Path, model: str | None = None) -> Report:
     report = Report("ok", began, sum(entry.size_bytes for entry in entries), len(entries), shutil.disk_usage(root).free)
     now_ns = time.time_ns()
     namespaces = None if model is None else [f"{path}{os.sep}" for path in of_model(root, model)]
-    _carry_out(_in_namespaces(entries, namespaces, now_ns), report, dry_run=False)
+    _carry_out(_in_namespaces(entries, namespaces, now_ns), report)
     return report
 
 
@@ -132,9 +148,9 @@ def _why_not(root: Path) -> str:
     return "not_ours" if root.exists() and any(root.iterdir()) else "missing"
 
 
-def _carry_out(doomed: Iterable[Entry], report: Report, *, dry_run: bool) -> None:
+def _carry_out(doomed: Iterable[Entry], report: Report) -> None:
     for entry in doomed:
-        outcome = True if dry_run else _delete(entry)
+        outcome = True if report.dry_run else _delete(entry)
         if outcome:
             report.deleted_files[entry.what] += 1
             report.deleted_bytes += entry.size_bytes

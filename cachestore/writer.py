@@ -56,7 +56,7 @@ class Writer:
     def touch_chain(self, keys: Sequence[str]) -> None:
         """`Store.touch_chain`, after all that was submitted before it."""
         with self._changed:
-            if not self._closed and self._touches < _TOUCHES_MAX:
+            if keys and not self._closed and self._touches < _TOUCHES_MAX:
                 self._touches += 1
                 self._queue.append(tuple(keys))
                 self._changed.notify_all()
@@ -89,6 +89,9 @@ class Writer:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
+            if not work:
+                self.store.look_when_due()
+                continue
             try:
                 if isinstance(work, Block):
                     self.store.put(work)
@@ -100,11 +103,13 @@ class Writer:
             self._done(work)
 
     def _next(self) -> Block | Sequence[str] | None:
+        """None: the end. An empty chain: idle for so long that it is time to see whether the directory has come back."""
         with self._changed:
             while not self._queue:
                 if self._closed:
                     return None
-                self._changed.wait()
+                if not self._changed.wait(self.store.recheck_s):
+                    return ()
             return self._queue.popleft()
 
     def _done(self, work: Block | Sequence[str]) -> None:

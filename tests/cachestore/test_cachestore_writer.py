@@ -1,4 +1,5 @@
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,16 @@ def test_a_closed_writer_leaves_no_thread(store: Store) -> None:
     for thread in started:
         thread.join(5)
     assert not started & set(threading.enumerate())
+
+
+def test_an_idle_writer_notices_that_the_directory_is_back(root: Path) -> None:
+    store = Store(root / "disk" / "cache", make_namespace(), recheck_s=0.02)
+    writer = Writer(store, 1 << 20)
+    assert store.health.trouble == "missing"
+    root.mkdir()
+    (root / "disk").mkdir()
+    deadline = time.monotonic() + 5
+    while store.health.trouble is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert store.health.trouble is None
+    writer.close(1)

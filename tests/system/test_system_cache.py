@@ -1,0 +1,245 @@
+"""The block store under a real server: what omlxctl says and does about it, its cap, and what happens when it goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.stands.server import Server, home_with, running
+
+MIB = 1 << 20
+WORDS = "hello how are you today I am fine thank you very much "
+
+
+def prompt(number: int, blocks: int = 4) -> str:
+    """At least so many blocks of 64 tokens, different from the first token on."""
+    return f"{number} {number} {number} " + WORDS * (5 * blocks)
+
+
+def ask(server: Server, number: int, blocks: int = 4) -> str:
+    answer = server.chat("tiny", prompt(number, blocks), max_tokens=4)
+    assert answer.status == 200, answer
+    return answer.text
+
+
+def blocks_in(root: Path) -> list[Path]:
+    return list(root.rglob("*.safetensors"))
+
+
+def used_bytes(root: Path) -> int:
+    """As du counts; what vanishes meanwhile is not there."""
+    total = 0
+    for directory, _, names in os.walk(root):
+        for path in (directory, *(f"{directory}/{name}" for name in names)):
+            try:
+                total += os.lstat(path).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def cache_stats(server: Server) -> dict[str, object]:
+    return json.loads(server.ctl("cache", "stats", "--json").stdout)
+
+
+def worker(server: Server) -> dict[str, object]:
+    [found] = cache_stats(server)["server"]["workers"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def cached(tiny: Path) -> Iterator[Server]:
+    with running({"tiny": tiny}) as server:
+        for number in range(3):
+            ask(server, number)
+        server.wait_for(lambda: len(blocks_in(server.home / "cache")) >= 12, 10, "the blocks are on disk")
+        yield server
+
+
+def test_stats_join_what_is_on_disk_with_what_the_worker_counts(cached: Server) -> None:
+    ask(cached, 0)
+    cached.wait_for(lambda: worker(cached)["counters"].get("hot_tokens", 0) > 100, 10, "the hit is counted")
+    shown = cache_stats(cached)
+    [namespace] = shown["namespaces"]
+    assert namespace["model"] == "tiny" and namespace["blocks"] >= 12 and namespace["block_tokens"] == 64
+    [own] = shown["server"]["workers"]
+    assert own["namespace"] == namespace["name"]
+    assert own["counters"]["blocks_written"] == namespace["blocks"]
+    assert own["written_bytes"] > 0 and own["credit_bytes"] > 0
+    text = cached.ctl("cache", "stats").stdout
+    assert "tiny" in text and "from RAM" in text and "credit" in text
+
+
+def test_verify_reads_all_and_names_what_is_damaged(cached: Server) -> None:
+    done = cached.ctl("cache", "verify")
+    assert "are sound" in done.stdout and "reading" in done.stderr
+    victim = blocks_in(cached.home / "cache")[0]
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    done = cached.ctl("cache", "verify", check=False)
+    assert done.returncode == 1 and f"{victim}: checksum" in done.stdout
+    [report] = json.loads(cached.ctl("cache", "verify", "--json", check=False).stdout)["namespaces"]
+    assert report["bad"] == [{"path": str(victim), "reason": "checksum"}]
+    victim.write_bytes(whole)
+
+
+def test_gc_through_the_janitor_reports_what_it_would_and_did_delete(cached: Server) -> None:
+    stray = cached.home / "cache" / "v0" / "old"
+    stray.parent.mkdir()
+    stray.write_bytes(b"x" * 5000)
+    assert "would delete 1 files of an older format" in cached.ctl("cache", "gc", "--dry-run").stdout
+    assert stray.exists()
+    assert "deleted 1 files of an older format" in cached.ctl("cache", "gc").stdout
+    assert not stray.exists()
+    assert cached.ctl("cache", "gc").stdout == "nothing to delete\n"
+
+
+def test_clear_empties_the_store_and_the_loaded_model_goes_on(tiny: Path) -> None:
+    with running({"tiny": tiny}, {"cache": {"hot_cache_max_size": "1MB"}}) as server:
+        before = ask(server, 1)
+        root = server.home / "cache"
+        server.wait_for(lambda: len(blocks_in(root)) >= 4, 10, "the blocks are on disk")
+        done = server.ctl("cache", "clear", check=False)
+        assert done.returncode == 2 and "--yes" in done.stderr
+        assert server.ctl("cache", "clear", "nope", "--yes", check=False).returncode == 4
+        assert blocks_in(root)
+        assert "deleted" in server.ctl("cache", "clear", "tiny", "--yes").stdout
+        assert not blocks_in(root)
+        assert ask(server, 1) == before
+        server.wait_for(lambda: blocks_in(root), 10, "new blocks are written")
+
+
+def test_without_a_server_the_same_commands_work_on_the_files(tiny: Path) -> None:
+    with home_with({"tiny": tiny}) as home:
+        server = Server(home)
+        assert "nothing is cached" in server.ctl("cache", "verify").stdout
+        assert server.ctl("cache", "gc").stdout == "nothing to delete\n"
+        server.start()
+        ask(server, 1)
+        server.stop()
+        root = home / "cache"
+        assert blocks_in(root)
+        shown = cache_stats(server)
+        assert shown["server"] is None and shown["namespaces"][0]["blocks"] == len(blocks_in(root))
+        assert "not running" in server.ctl("cache", "stats").stdout
+        assert "are sound" in server.ctl("cache", "verify").stdout
+        assert "nothing to delete" in server.ctl("cache", "gc", "--dry-run").stdout
+        assert "deleted" in server.ctl("cache", "clear", "--yes").stdout
+        assert not blocks_in(root)
+
+
+def test_a_directory_without_our_marker_is_never_touched(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with home_with({"tiny": tiny}) as home:
+        server = Server(home, {"cache": {"ssd_cache_dir": str(tmp_path)}})
+        for words in (("stats",), ("verify",), ("gc",), ("clear", "--yes")):
+            done = server.ctl("cache", *words, check=False)
+            assert (done.returncode, "left alone" in done.stderr) == (5, True), words
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_small_cap_holds_at_every_sample_through_worker_kills(tiny: Path) -> None:
+    """Write credits at work: the janitor alone would be late by up to five seconds."""
+    cap = 2 * MIB
+    settings = {"cache": {"ssd_cache_max_size": str(cap), "hot_cache_max_size": "1MB"}, "timers": {"backoff_first_s": 0.1}}
+    with running({"tiny": tiny}, settings) as server:
+        root = server.home / "cache"
+        most, samples, over = 0, 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal most, samples
+            while not over.wait(0.003):
+                most, samples = max(most, used_bytes(root)), samples + 1
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            for number in range(300):
+                answer = server.chat("tiny", prompt(number, 12), max_tokens=1)
+                assert answer.status in (200, 503), answer
+                if number in (20, 60):
+                    os.kill(server.pid_of("tiny"), signal.SIGKILL)
+                if number > 60 and number % 20 == 0 and cache_stats(server)["server"]["deleted_files"]:
+                    break
+        finally:
+            over.set()
+            watcher.join()
+        assert samples > 100
+        assert cap // 3 < most <= cap, most
+        assert cache_stats(server)["server"]["deleted_files"] > 0
+
+
+def trouble(server: Server) -> list[str]:
+    return [warning for warning in server.status()["warnings"] if "prefix cache on disk" in warning]
+
+
+def test_the_store_is_removed_while_serving_then_comes_back(tiny: Path, tmp_path: Path) -> None:
+    """As if the disk had been unplugged: answers go on, one warning, and it heals by itself."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with running({"tiny": tiny}, {"cache": {"ssd_cache_dir": str(disk / "cache"), "hot_cache_max_size": "1MB"}}) as server:
+        before = ask(server, 1)
+        server.wait_for(lambda: blocks_in(disk), 10, "the blocks are on disk")
+        disk.rename(tmp_path / "unplugged")
+        for number in range(2, 5):
+            ask(server, number)
+        server.wait_for(lambda: trouble(server), 10, "status warns")
+        [warning] = trouble(server)
+        assert "by tiny" in warning and "missing" in warning
+        assert "warning: the prefix cache on disk" in server.ctl("status").stderr
+        assert ask(server, 1) == before
+        assert server.said().count("WARNING store: ") == 1
+        (tmp_path / "unplugged").rename(disk)
+        server.wait_for(lambda: ask(server, 6) and not trouble(server), 50, "the warning is gone")
+
+
+@contextmanager
+def small_disk(size_bytes: int) -> Iterator[Path]:
+    """A tmpfs of that size, where it may be mounted."""
+    place = Path(tempfile.mkdtemp(prefix="omxd", dir="/tmp"))
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(place)]
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run(command, capture_output=True).returncode != 0:
+        place.rmdir()
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+        place.rmdir()
+
+
+def test_a_full_disk_costs_the_cache_and_no_answer(tiny: Path) -> None:
+    with small_disk(16 * MIB) as disk:
+        settings = {"cache": {"ssd_cache_dir": str(disk / "cache"), "ssd_cache_max_size": "12MB", "hot_cache_max_size": "1MB"}}
+        with running({"tiny": tiny}, settings) as server:
+            before = ask(server, 1)
+            server.wait_for(lambda: blocks_in(disk), 10, "the blocks are on disk")
+            server.wait_for(lambda: worker(server)["credit_bytes"] > MIB, 20, "the worker has credit")
+            fill(disk / "filler")
+            for number in range(2, 8):
+                ask(server, number)
+            server.wait_for(lambda: trouble(server) or not blocks_in(disk), 20, "the disk is seen to be full")
+            assert ask(server, 1) == before
+            (disk / "filler").unlink()
+            server.wait_for(lambda: ask(server, int(time.time())) and len(blocks_in(disk)) > 4, 50, "blocks are written again")
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 65536)
+        except OSError:
+            pass
