@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from cachestore.block import BlockId
-from cachestore.keys import block_key, chain, pack_tokens
+from cachestore.keys import block_key, chain, pack_tokens, snapshot_key
 
 
 class Chain:
@@ -15,9 +15,18 @@ class Chain:
         self.captured = 0
         """Blocks that need no more attention: restored or copied out of the batch."""
         self.tail_captured = False
+        self.snapshot_tokens = 0
+        """How long the longest beginning is whose state is kept: only of use to models that have one."""
+        self.branch_tokens = 0
+        """Where this prompt leaves another's blocks with no snapshot at hand: a place worth one. 0 where there is none."""
         self._block_tokens = block_tokens
         self._hashes = [root]
         self._keys: list[str] = []
+
+    @property
+    def root(self) -> bytes:
+        """Chains of another namespace or salt have another."""
+        return self._hashes[0]
 
     def grow(self, tokens: Sequence[int], length: int) -> int:
         """Names the full blocks among the first `length` tokens; returns how many there are."""
@@ -38,6 +47,11 @@ class Chain:
         start = index * self._block_tokens
         own = tuple(tokens[start : start + self._block_tokens])
         return BlockId(self._keys[index], self._hashes[index], start, own)
+
+    def snapshot(self, index: int, tokens: Sequence[int]) -> BlockId:
+        """The state at the end of that block: named by all tokens up to there, like the block itself."""
+        block = self.block(index, tokens)
+        return BlockId(snapshot_key(self._hashes[index + 1]), block.parent, block.start, block.tokens)
 
     def tail(self, tokens: Sequence[int], end: int) -> BlockId:
         """What lies between the last full block and `end`, under a name no full block can have."""

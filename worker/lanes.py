@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from mlx_lm.generate import BatchGenerator  # pyright: ignore[reportMissingTypeStubs]
 
 from worker.faults import LoadFailed
-from worker.mlx_types import BatchKV, Cache, LanguageModel, Processor, Sampler
+from worker.mlx_types import Cache, LanguageModel, Processor, Sampler
 
 UNLIMITED_TOKENS = 1 << 40
 """Ends are decided by the sequence, never by the generator: it would copy the cache of each sequence it ends."""
@@ -23,7 +23,7 @@ UNLIMITED_TOKENS = 1 << 40
 class _Batch(Protocol):
     uids: list[int]
     tokens: list[list[int]]
-    prompt_cache: list[BatchKV]
+    prompt_cache: Cache
 
 
 class _Response(Protocol):
@@ -62,7 +62,7 @@ class Held:
 
     uid: int
     tokens: int
-    leaves: list[BatchKV]
+    leaves: Cache
     row: int
 
 
@@ -111,10 +111,19 @@ class Lane:
         return self._generator.prompt_cache_nbytes if self._rows else 0
 
     def insert(
-        self, prompt: Sequence[int], cached_tokens: int, cache: Cache, sampler: Sampler, processors: list[Processor]
+        self,
+        prompt: Sequence[int],
+        cached_tokens: int,
+        cache: Cache,
+        sampler: Sampler,
+        processors: list[Processor],
+        edge: int = 0,
     ) -> int:
-        """The uid of a new sequence, of whose prompt `cache` already holds the first `cached_tokens`."""
-        segments = segments_of(prompt, cached_tokens, self.chunks)
+        """The uid of a new sequence, of whose prompt `cache` already holds the first `cached_tokens`.
+
+        Some step will end exactly after `edge` tokens, so that the state there can be copied.
+        """
+        segments = segments_of(prompt, cached_tokens, self.chunks, edge)
         prefix = list(prompt[:cached_tokens])  # penalties and grammars see only what they are told of
         (uid,) = self._generator.insert_segments([segments], [UNLIMITED_TOKENS], [cache], [prefix], [sampler], [processors])
         self._rows += 1
@@ -155,7 +164,7 @@ class Lane:
                     raise LoadFailed(f"this mlx-lm's BatchGenerator has no {attribute}: use the version omlxd was tested with")
 
 
-def segments_of(prompt: Sequence[int], start: int, chunks: Chunks) -> list[list[int]]:
+def segments_of(prompt: Sequence[int], start: int, chunks: Chunks, extra_edge: int = 0) -> list[list[int]]:
     """The prompt from `start` on, cut where every run of it is cut: a restored run repeats the cold one's chunks bit for bit.
 
     Edges are the multiples of the idle chunk, the last block boundary that can be restored, and the last token, which is what
@@ -164,5 +173,5 @@ def segments_of(prompt: Sequence[int], start: int, chunks: Chunks) -> list[list[
     last = len(prompt) - 1
     whole = last // chunks.block_tokens * chunks.block_tokens
     edges = {*range(start // chunks.idle_tokens * chunks.idle_tokens, last, chunks.idle_tokens), whole, last, len(prompt)}
-    cuts = [start, *sorted(edge for edge in edges if edge > start)]
+    cuts = [start, *sorted(edge for edge in {*edges, extra_edge} if start < edge <= len(prompt))]
     return [list(prompt[a:b]) for a, b in itertools.pairwise(cuts)]

@@ -15,26 +15,15 @@ Processor = Callable[[mx.array, mx.array], mx.array]
 
 
 class CacheLeaf(Protocol):
-    """One layer's cache of one sequence: `KVCache` and its kin."""
+    """One layer's cache, of one sequence or of a batch: `KVCache` and its kin. What is in it, `worker.kv_leaves` knows."""
 
     @property
     def nbytes(self) -> int: ...
 
-
-class PlainKV(CacheLeaf, Protocol):
-    """`mlx_lm.models.cache.KVCache`: keys and values `[1, heads, allocated, dim]`, of which `offset` rows are in use."""
-
-    keys: mx.array
-    values: mx.array
-    offset: int
-
-
-class BatchKV(CacheLeaf, Protocol):
-    """`BatchKVCache`: keys and values `[rows, heads, allocated, dim]`; row r begins after `left_padding[r]` empty columns."""
-
-    keys: mx.array
-    values: mx.array
-    left_padding: mx.array
+    @property
+    def state(self) -> object:
+        """All its arrays, nested."""
+        ...
 
 
 Cache = list[CacheLeaf]

@@ -4,7 +4,9 @@ Any doubt about a block is a miss, and a miss ends the chain there. Runs on the 
 tokens. The cache may make an answer faster, never different.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from cachestore.block import Block, BlockId, Tensor
 from cachestore.keys import namespace_root
@@ -13,19 +15,37 @@ from worker.chain import Chain
 from worker.hot import HotTier
 from worker.kv import Layout
 from worker.lanes import Held
+from worker.mlx_types import Cache
+from worker.snapshots import Snapshots
 from worker.spill import Spill
 
 KEY_TAG = "text"
+Tier = Literal["hot", "cold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there seems to be of a prompt. `tiers` has one entry per block whose rows are there, without a gap."""
+
+    tiers: tuple[Tier, ...]
+    usable_blocks: int
+    """As many can be restored: where layers keep state, the last of them has a snapshot."""
+    tail: BlockId | None
+    """In RAM, and follows the last block."""
 
 
 class PrefixCache:
-    def __init__(self, namespace: Namespace, layout: Layout, hot: HotTier, spill: Spill | None) -> None:
+    def __init__(
+        self, namespace: Namespace, layout: Layout, hot: HotTier, spill: Spill | None, new_cache: Callable[[], Cache]
+    ) -> None:
         self.asked_tokens = self.hot_tokens = self.cold_tokens = 0
         self.namespace = namespace
         self.layout = layout
         self.hot = hot
         self.spill = spill
+        self.new_cache = new_cache
         self.block_tokens = namespace.block_tokens
+        self._snapshots = Snapshots(layout, self.block_tokens, lambda key: not self._lacks(key))
 
     def new_chain(self, cache_salt: str) -> Chain:
         root = namespace_root(KEY_TAG, self.namespace.fingerprint, self.namespace.layout, cache_salt)
@@ -33,19 +53,30 @@ class PrefixCache:
 
     def probe(self, chain: Chain, prompt: Sequence[int]) -> tuple[int, int]:
         """Tokens that a restore would likely find, in RAM and on disk. Reads no block."""
-        hot = cold = 0
-        blocks = chain.grow(prompt, len(prompt) - 1)
-        for key in chain.keys(blocks):
-            if self.hot.contains(key) or (self.spill is not None and self.spill.is_pending(key)):
-                hot += self.block_tokens
-            elif self.spill is not None and self.spill.contains(key):
-                cold += self.block_tokens
-            else:
-                return hot, cold
-        tail = chain.tail(prompt, len(prompt) - 1)
-        if tail.tokens and self.hot.contains(tail.key):
-            hot += len(tail.tokens)
-        return hot, cold
+        found = self.look(chain, prompt)
+        used = found.tiers[: found.usable_blocks]
+        tail_tokens = 0 if found.tail is None else len(found.tail.tokens)
+        return used.count("hot") * self.block_tokens + tail_tokens, used.count("cold") * self.block_tokens
+
+    def look(self, chain: Chain, prompt: Sequence[int]) -> Found:
+        """Reads no block."""
+        last = len(prompt) - 1
+        blocks = chain.grow(prompt, last)
+        tiers = tuple(self._tiers(chain, blocks))
+        tail = chain.tail(prompt, last)
+        if len(tiers) == blocks and tail.tokens and self.hot.contains(tail.key):
+            return Found(tiers, blocks, tail)
+        if not self.layout.has_state:
+            return Found(tiers, len(tiers), None)
+        usable = next((n for n in range(len(tiers), 0, -1) if self.tier_of(chain.snapshot(n - 1, prompt).key)), 0)
+        if not self.layout.has_rows and usable:
+            tiers = (self.tier_of(chain.snapshot(usable - 1, prompt).key) or "cold",) * usable
+        return Found(tiers, usable, None)
+
+    def tier_of(self, key: str) -> Tier | None:
+        if self.hot.contains(key) or (self.spill is not None and self.spill.is_pending(key)):
+            return "hot"
+        return "cold" if self.spill is not None and self.spill.contains(key) else None
 
     def find(self, wanted: BlockId) -> tuple[Mapping[str, Tensor] | None, bool]:
         """The block's tensors or None, and whether they came from disk."""
@@ -61,18 +92,42 @@ class PrefixCache:
 
         The tail serves an immediate repeat, which then computes one token instead of up to a block.
         """
-        wanted = list(self._completed(chain, held, tokens))
-        end = prompt_tokens - 1
-        if not chain.tail_captured and held.tokens >= end:
+        if self.layout.has_rows:
+            self._keep_rows(chain, held, list(self._completed(chain, held, tokens)))
+        if self.layout.has_state:
+            snapshot = self._snapshots.take(chain, held, tokens, prompt_tokens)
+            if snapshot is not None:
+                self.keep(chain, snapshot)
+        if not chain.tail_captured and held.tokens >= prompt_tokens - 1:
             chain.tail_captured = True
-            tail = chain.tail(tokens, end)
-            if tail.tokens and not self.hot.contains(tail.key):
-                wanted.append(tail)
-        if not wanted:
-            return
-        spans = [(wish.start, wish.start + len(wish.tokens)) for wish in wanted]
-        for wish, tensors in zip(wanted, self.layout.cut(held, spans), strict=True):
-            self._keep(chain, Block(wish, tensors))
+            self._keep_tail(chain, held, tokens, prompt_tokens - 1)
+
+    def leave(self, chain: Chain) -> None:
+        """Call when a sequence is over, for whatever reason."""
+        snapshot = self._snapshots.leave(chain)
+        keys = chain.keys(chain.captured)
+        if snapshot is not None:
+            self.keep(chain, snapshot)
+            keys.append(snapshot.id.key)
+        self.touch(keys)
+
+    def touch(self, keys: Sequence[str]) -> None:
+        """Marks a chain, given root first, as just used in both tiers."""
+        self.hot.touch(keys)
+        if keys and self.spill is not None:
+            self.spill.touch(keys)
+
+    def keep(self, chain: Chain, block: Block) -> None:
+        """A block of this chain, its tail, or a snapshot in it."""
+        index = block.id.start // self.block_tokens
+        before = [key for key in chain.keys(index + 1) if key != block.id.key]  # a snapshot comes after its own block's rows
+        self.hot.put(block, before)
+        if len(block.id.tokens) == self.block_tokens:
+            self.write_through(block)
+
+    def write_through(self, block: Block) -> None:
+        if self.spill is not None and not self.spill.contains(block.id.key):
+            self.spill.put(block)
 
     def count(self, asked_tokens: int, hot_tokens: int, cold_tokens: int) -> None:
         self.asked_tokens += asked_tokens
@@ -85,6 +140,16 @@ class PrefixCache:
         own |= {"hot_hits": hot.hits, "hot_evicted": hot.evicted, "hot_refused": hot.refused}
         return own | (self.spill.counters() if self.spill is not None else {})
 
+    def _tiers(self, chain: Chain, blocks: int) -> Iterator[Tier]:
+        if not self.layout.has_rows:  # nothing but snapshots is kept, so no block is missing
+            yield from ("hot",) * blocks
+            return
+        for key in chain.keys(blocks):
+            tier = self.tier_of(key)
+            if tier is None:
+                return
+            yield tier
+
     def _completed(self, chain: Chain, held: Held, tokens: Sequence[int]) -> Iterator[BlockId]:
         blocks = held.tokens // self.block_tokens
         if blocks <= chain.captured:
@@ -92,19 +157,30 @@ class PrefixCache:
         chain.grow(tokens, held.tokens)
         for index in range(chain.captured, blocks):
             wish = chain.block(index, tokens)
-            if self._lacks_on_disk(wish.key) or (self.hot.is_on and not self.hot.contains(wish.key)):
+            if self._lacks(wish.key):
                 yield wish
         chain.captured = blocks
 
-    def _keep(self, chain: Chain, block: Block) -> None:
-        index = block.id.start // self.block_tokens
-        self.hot.put(block, chain.keys(index))
-        if len(block.id.tokens) == self.block_tokens:
-            self.write_through(block)
+    def _keep_rows(self, chain: Chain, held: Held, wanted: Sequence[BlockId]) -> None:
+        if not wanted:
+            return
+        spans = [(wish.start, wish.start + len(wish.tokens)) for wish in wanted]
+        for wish, tensors in zip(wanted, self.layout.cut(held, spans), strict=True):
+            if tensors is not None:
+                self.keep(chain, Block(wish, tensors))
 
-    def write_through(self, block: Block) -> None:
-        if self.spill is not None and not self.spill.contains(block.id.key):
-            self.spill.put(block)
+    def _keep_tail(self, chain: Chain, held: Held, tokens: Sequence[int], end: int) -> None:
+        tail = chain.tail(tokens, end)
+        if not tail.tokens or self.hot.contains(tail.key):
+            return
+        (tensors,) = self.layout.cut(held, [(tail.start, end)])
+        if self.layout.has_state and tensors is not None:
+            state = self.layout.copy_state(held) if held.tokens == end else None
+            tensors = None if state is None else tensors | state.tensors()
+        if tensors is not None:
+            self.keep(chain, Block(tail, tensors))
 
-    def _lacks_on_disk(self, key: str) -> bool:
-        return self.spill is not None and not self.spill.contains(key)
+    def _lacks(self, key: str) -> bool:
+        """In either tier that is on."""
+        on_disk = self.spill is None or self.spill.contains(key)
+        return not on_disk or (self.hot.is_on and not self.hot.contains(key))

@@ -7,7 +7,7 @@ meanwhile; admission waits for that, so that a prompt finds the blocks of the on
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import mlx.core as mx
 
@@ -25,6 +25,7 @@ from worker.prefix import PrefixCache
 from worker.restore import Restore, Restored
 from worker.sampling import check, processors_for, sampler_for
 from worker.sequence import Sequence, Stage
+from worker.serial_lane import SerialLane
 
 _log = logging.getLogger(__name__)
 PUBLISH_EVERY_S = 0.5
@@ -40,7 +41,7 @@ class Scheduler:
         text: Text,
         sink: Sink,
         meter: Meter,
-        new_lane: Callable[[], Lane],
+        new_lane: Callable[[], Lane | SerialLane],
     ) -> None:
         self.halted = False
         self.prefix = prefix
@@ -49,7 +50,7 @@ class Scheduler:
         self._sink = sink
         self._meter = meter
         self._new_lane = new_lane
-        self._lanes: dict[Lane, dict[int, Sequence]] = {new_lane(): {}}
+        self._lanes: dict[Lane | SerialLane, dict[int, Sequence]] = {new_lane(): {}}
         self._waiting = Line()
         self._restoring: tuple[Sequence, Restore] | None = None
         self._faults_in_a_row = 0
@@ -150,7 +151,14 @@ class Scheduler:
             dropped += [live.pop(uid) for uid in uids]
             if uids:
                 lane.remove(uids)
+        self._leave(dropped)
         return dropped
+
+    def _leave(self, sequences: Iterable[Sequence]) -> None:
+        """They are over: what the cache still holds back of them is kept."""
+        for sequence in sequences:
+            if self.prefix is not None and sequence.chain is not None:
+                self.prefix.leave(sequence.chain)
 
     def _end_all(self, code: Code, message: str) -> None:
         rids = {sequence.job.rid for sequence in self._sequences()}
@@ -167,7 +175,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ one round
 
-    def _free_lane(self) -> Lane | None:
+    def _free_lane(self) -> Lane | SerialLane | None:
         return next((lane for lane in self._lanes if lane.has_room and not lane.is_prefilling), None)
 
     def _admit(self) -> None:
@@ -194,16 +202,17 @@ class Scheduler:
             self._restoring = None
             self._prefill(lane, sequence, restored)
 
-    def _prefill(self, lane: Lane, sequence: Sequence, restored: Restored) -> None:
+    def _prefill(self, lane: Lane | SerialLane, sequence: Sequence, restored: Restored) -> None:
         job = sequence.job
         sampler = sampler_for(job.sampling, sequence.choice)
         processors = processors_for(job.sampling, len(job.prompt), self._loaded.vocab_size, self._text.eos_ids)
         cache = self._loaded.new_cache() if restored.cache is None else restored.cache
-        uid = lane.insert(job.prompt, restored.tokens, cache, sampler, processors)
+        edge = 0 if sequence.chain is None else sequence.chain.branch_tokens
+        uid = lane.insert(job.prompt, restored.tokens, cache, sampler, processors, edge)
         self._lanes[lane][uid] = sequence
         sequence.prefilling(time.monotonic(), restored.hot_tokens, restored.cold_tokens)
 
-    def _advance(self, lane: Lane) -> list[Row]:
+    def _advance(self, lane: Lane | SerialLane) -> list[Row]:
         live = self._lanes[lane]
         try:
             produced = lane.step()
@@ -217,11 +226,10 @@ class Scheduler:
         done = [uid for uid, _ in produced if live[uid].stage is Stage.DONE]
         if done:
             lane.remove(done)
-            for uid in done:
-                del live[uid]
+            self._leave([live.pop(uid) for uid in done])
         return rows
 
-    def _look_at_cache(self, lane: Lane) -> None:
+    def _look_at_cache(self, lane: Lane | SerialLane) -> None:
         """Counts what the step added to the cache and copies completed blocks out, before another step moves them."""
         for held in lane.held():
             sequence = self._lanes[lane][held.uid]
@@ -230,9 +238,11 @@ class Scheduler:
             if self.prefix is not None and sequence.chain is not None:
                 self.prefix.capture(sequence.chain, held, sequence.tokens, len(sequence.job.prompt))
 
-    def _rebuild(self, lane: Lane, error: Exception) -> None:
+    def _rebuild(self, lane: Lane | SerialLane, error: Exception) -> None:
         _log.exception("a step failed")
-        rids = {sequence.job.rid for sequence in self._lanes.pop(lane).values()}
+        failed = list(self._lanes.pop(lane).values())
+        rids = {sequence.job.rid for sequence in failed}
+        self._leave(failed)
         self._drop(rids)
         lane.close()
         for rid in sorted(rids):

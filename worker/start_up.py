@@ -14,7 +14,8 @@ from cachestore.store import Namespace, Store
 from worker.checkpoint import Checkpoint, open_checkpoint
 from worker.hot import HotTier
 from worker.job import Loaded, LoadSpec, LoadStage, Sink, Text
-from worker.kv import Layout, NotCacheable
+from worker.kv import Layout
+from worker.kv_leaves import NotCacheable, why_serial
 from worker.lanes import Chunks, Lane
 from worker.loader import WARM_TOKENS, LoadedModel, load
 from worker.memory import limit_memory
@@ -22,6 +23,7 @@ from worker.meter import Meter
 from worker.prefix import PrefixCache
 from worker.sampling import greedy
 from worker.scheduler import Scheduler
+from worker.serial_lane import SerialLane
 from worker.spill import Spill
 
 GPU_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 256, 64
@@ -39,8 +41,10 @@ def bring_up(
     model = load(checkpoint, progress, trust_remote_code=trust)
     chunks = chunk_sizes(spec.cache.block)
 
-    def new_lane() -> Lane:
-        lane = Lane(model.model, spec.max_batch, chunks)
+    alone = why_serial(model.warm_cache)
+
+    def new_lane() -> Lane | SerialLane:
+        lane = Lane(model.model, spec.max_batch, chunks) if alone is None else SerialLane(model.model, chunks)
         limit_memory(model.weights_bytes, spec.grants.kv_bytes)
         return lane
 
@@ -56,7 +60,12 @@ def bring_up(
         load_s=time.monotonic() - started_at,
         cache_namespace=None if prefix is None else prefix.namespace.fingerprint,
         cache_layout=None if prefix is None else prefix.namespace.layout,
-        capabilities={"cache": prefix is not None, "cache_off_because": why_not, "cache_block_tokens": chunks.block_tokens},
+        capabilities={
+            "cache": prefix is not None,
+            "cache_off_because": why_not,
+            "cache_block_tokens": chunks.block_tokens,
+            "one_at_a_time_because": alone,
+        },
     )
     return scheduler, loaded
 
@@ -81,7 +90,7 @@ def open_prefix_cache(
         block_tokens=block_tokens,
     )
     spill = None if grant.dir is None else Spill(Store(Path(grant.dir), namespace), grant.write_credit)
-    return PrefixCache(namespace, layout, HotTier(grant.hot_bytes), spill), None
+    return PrefixCache(namespace, layout, HotTier(grant.hot_bytes), spill, model.new_cache), None
 
 
 def context_of(spec: LoadSpec, text: Text) -> int:
@@ -98,7 +107,7 @@ def chunk_sizes(block_tokens: int) -> Chunks:
     return Chunks(idle - idle % busy, busy, block)
 
 
-def _run_once(lane: Lane, model: LoadedModel) -> None:
+def _run_once(lane: Lane | SerialLane, model: LoadedModel) -> None:
     """The first step of a process compiles kernels; better now than under a request's clock."""
     uid = lane.insert([0] * WARM_TOKENS, 0, model.new_cache(), greedy, [])
     while not lane.step():

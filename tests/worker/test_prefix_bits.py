@@ -15,7 +15,7 @@ import mlx.core as mx  # noqa: E402
 
 from worker.checkpoint import open_checkpoint  # noqa: E402
 from worker.hot import HotTier  # noqa: E402
-from worker.kv import Layout, NotCacheable  # noqa: E402
+from worker.kv import Layout  # noqa: E402
 from worker.lanes import Chunks, Lane, segments_of  # noqa: E402
 from worker.loader import LoadedModel, load  # noqa: E402
 from worker.prefix import PrefixCache  # noqa: E402
@@ -41,7 +41,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> LoadedModel:
 def open_cache(loaded: LoadedModel, store: Path | None) -> PrefixCache:
     namespace = Namespace("tiny", "f" * 64, "e" * 64, CHUNKS.block_tokens)
     spill = None if store is None else Spill(Store(store, namespace), None)
-    return PrefixCache(namespace, Layout.of(loaded.warm_cache), HotTier(64 << 20), spill)
+    return PrefixCache(namespace, Layout.of(loaded.warm_cache), HotTier(64 << 20), spill, loaded.new_cache)
 
 
 def run(loaded: LoadedModel, cache: PrefixCache, steps: int = 20) -> tuple[int, list[mx.array]]:
@@ -99,10 +99,4 @@ def test_a_block_takes_no_more_room_than_its_rows(loaded: LoadedModel, tmp_path:
     run(loaded, cache, 2)
     tokens = 288 + 11  # full blocks and the tail
     assert cache.hot.bytes == tokens * (loaded.kv_bytes_per_token + 4)
-    assert len(cache.layout.groups) == 1
-
-
-def test_layers_that_are_not_plain_are_named(tmp_path: Path) -> None:
-    windowed = load(open_checkpoint(tiny_model(tmp_path / "gemma", "gemma3_text")), lambda *_: None)
-    with pytest.raises(NotCacheable, match="RotatingKVCache"):
-        Layout.of(windowed.warm_cache)
+    assert len(cache.layout.row_groups) == 1

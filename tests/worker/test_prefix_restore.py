@@ -222,17 +222,6 @@ def test_without_ram_and_disk_the_cache_is_off_and_says_so(model: Path) -> None:
         assert e.sink.info.cache_namespace is None
 
 
-def test_a_model_whose_layers_are_not_plain_runs_uncached_and_says_why(tmp_path: Path) -> None:
-    windowed = tiny_model(tmp_path / "gemma", "gemma3_text")
-    with running(windowed, tmp_path / "store") as e:
-        e.ask("a", prompt(200), 8)
-        again = e.ask("b", prompt(200), 8)
-        assert e.sink.info is not None
-        assert "RotatingKVCache" in str(e.sink.info.capabilities["cache_off_because"])
-    assert again.cached == 0
-    assert_same_greedy(windowed, prompt(200), greedy_ids(windowed, prompt(200), 8), again.ids)
-
-
 def test_other_weights_under_the_same_name_find_nothing(model: Path, tmp_path: Path) -> None:
     with running(model, tmp_path / "store") as e:
         e.ask("a", prompt(200), 4)
@@ -276,7 +265,7 @@ def test_write_credit_is_not_overdrawn(model: Path, tmp_path: Path) -> None:
 
 
 def test_restoring_a_long_prefix_does_not_stop_a_stream(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.kv import Assembly
+    from worker.kv_assembly import Assembly
 
     with running(model, tmp_path / "store") as e:
         e.ask("cold", prompt(1500), 2)
@@ -301,7 +290,7 @@ def test_restoring_a_long_prefix_does_not_stop_a_stream(model: Path, tmp_path: P
 
 
 def test_a_restore_can_be_cancelled(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.kv import Assembly
+    from worker.kv_assembly import Assembly
 
     add, begun = Assembly.add, threading.Event()
 
@@ -322,7 +311,7 @@ def test_a_restore_can_be_cancelled(model: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_restore_that_breaks_is_a_miss(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.kv import Assembly
+    from worker.kv_assembly import Assembly
 
     def broken(assembly: Assembly, tensors: Mapping[str, Tensor], tokens: int) -> bool:
         raise MemoryError

