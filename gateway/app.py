@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from gateway.auth import require_key
+from gateway.cache import clear_cache, probe_cache
 from gateway.desk import DESK, IGNORED, REQUEST_ID, Desk
 from gateway.errors import ApiError, error_response
 from gateway.openai_chat import chat_completions
@@ -37,6 +38,8 @@ def make_app(desk: Desk, presence: Presence) -> web.Application:
         app.router.add_get(f"{prefix}/models/{{id:.+}}", model)
     app.router.add_get("/health", health)
     app.router.add_get("/api/status", api_status)
+    app.router.add_post("/api/ssd-cache/clear", clear_cache)
+    app.router.add_post("/api/cache/probe", probe_cache)
     return app
 
 

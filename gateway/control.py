@@ -6,6 +6,8 @@ What becomes of a lease is for the `LeaseHolder`; this file knows nothing of wor
 import asyncio
 import logging
 import os
+import secrets
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -21,6 +23,7 @@ from supervisor.protocol import (
     Abandon,
     Acquire,
     Assign,
+    Call,
     Event,
     GatewayBeat,
     Granted,
@@ -32,6 +35,7 @@ from supervisor.protocol import (
     Queued,
     Rejected,
     Release,
+    Reply,
     Snapshot,
     Stop,
     UnknownKind,
@@ -59,6 +63,7 @@ class Control:
         loop = asyncio.get_running_loop()
         self._assigned: asyncio.Future[Assign] = loop.create_future()
         self._fed: asyncio.Future[None] = loop.create_future()
+        self._calls: dict[str, asyncio.Future[Reply]] = {}
         self._wire = connect_dealer(context, args.control, args.identity, self._on_frames)
         self._send(Hello(v=VERSION, build=build(), nonce=args.nonce, pid=os.getpid()))
 
@@ -82,6 +87,16 @@ class Control:
 
     def beat(self, inflight: int) -> None:
         self._send(GatewayBeat(inflight=inflight))
+
+    async def call(self, verb: str, args: Mapping[str, object]) -> Reply:
+        """One admin verb of the supervisor, however long it takes."""
+        call = Call(id=secrets.token_hex(8), verb=verb, args=dict(args), build=build())
+        reply = self._calls[call.id] = asyncio.get_running_loop().create_future()
+        self._send(call)
+        try:
+            return await reply
+        finally:
+            del self._calls[call.id]
 
     def close(self) -> None:
         self._wire.close(linger_ms=200)
@@ -117,6 +132,9 @@ class Control:
                 holder.rejected(message)
             case Lost() if holder:
                 holder.lost(message)
+            case Reply():
+                if (waiting := self._calls.get(message.id)) is not None and not waiting.done():
+                    waiting.set_result(message)
             case Queued():
                 pass  # a stream's keep-alive does not depend on it, and a plain answer cannot show it
             case Stop():

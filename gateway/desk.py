@@ -1,17 +1,18 @@
 """What every handler needs: the link, the feed and the settings of the moment, and the few counters the gateway keeps."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
 from gateway.config import GatewayConfig
 from gateway.control import Control
-from gateway.errors import model_not_found
+from gateway.errors import Failure, api_error, model_not_found
 from gateway.feed import Feed
 from gateway.link import Link
 from gateway.stream import Pace
+from supervisor.protocol import Code
 
 MAX_IGNORED_NAMES = 200
 """Clients choose the names: more than these are counted together."""
@@ -43,6 +44,13 @@ class Desk:
     @property
     def fingerprint(self) -> str:
         return f"omlxd-{self.feed.version}"
+
+    async def call(self, verb: str, args: Mapping[str, object]) -> dict[str, object]:
+        """The result of one of the supervisor's admin verbs, or the `ApiError` that its refusal is."""
+        reply = await self._control.call(verb, args)
+        if not reply.ok:
+            raise api_error(Failure(reply.code or Code.INTERNAL, reply.message or f"{verb} failed."))
+        return reply.result
 
     def require_model(self, name: str) -> None:
         """Nobody has to be asked about a model that is not there."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gateway.errors import Failure
-from gateway.inbox import Failed, Inbox, Output, Started
+from gateway.inbox import Answered, Failed, Inbox, Output, Started
 from gateway.request import GenerateRequest
-from supervisor.protocol import Accepted, Code, Granted, Row
+from supervisor.protocol import Accepted, Code, Granted, Result, Row
 
 
 class Stage(StrEnum):
@@ -69,6 +69,10 @@ class Exchange:
         if not self.deaf:
             self.inbox.put(Output(self.index, row))
         return None
+
+    def answer(self, result: Result) -> None:
+        if not self.deaf:
+            self.inbox.put(Answered(self.index, result.data))
 
     def fail(self, failure: Failure) -> None:
         if not self.deaf:

@@ -5,7 +5,7 @@ import msgspec
 from supervisor.protocol import ChildStatus, Event, EventKind, ServerStatus, SlotStatus, Snapshot
 
 READY = "ready"
-TOPICS = (EventKind.SLOT, EventKind.CHILD)
+TOPICS = (EventKind.SLOT, EventKind.CHILD, EventKind.SERVER)
 
 
 class Feed:
@@ -42,6 +42,9 @@ class Feed:
         if event.kind == EventKind.CHILD:
             child = msgspec.convert(event.data, ChildStatus)
             self._children[child.name] = child
+        elif event.kind == EventKind.SERVER and self._server is not None and "warnings" in event.data:
+            warnings = msgspec.convert(event.data["warnings"], list[str])
+            self._server = msgspec.structs.replace(self._server, warnings=warnings)
         elif event.status is not None:
             self._models[event.status.id] = event.status
         elif event.kind == EventKind.SLOT and event.model is not None:

@@ -4,7 +4,7 @@ Filled by the link, emptied by the handler, both on the event loop. Several exch
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.errors import Failure
@@ -31,6 +31,14 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """All of an answer that does not stream; the last update of its exchange."""
+
+    index: int
+    data: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The last update of its exchange."""
 
@@ -38,7 +46,7 @@ class Failed:
     failure: Failure
 
 
-Update = Started | Output | Failed
+Update = Started | Output | Answered | Failed
 
 
 class Inbox:

@@ -213,6 +213,9 @@ class Link:
         elif exchange := self._running(worker, message.rid):
             if isinstance(message, Accepted):
                 exchange.accept(message)
+            elif isinstance(message, Result):
+                self._finish(exchange, "ok")
+                exchange.answer(message)
             elif isinstance(message, Problem):
                 self._finish(exchange, message.code)
                 self._fail_or_retry(exchange, Failure(message.code, message.message))

@@ -26,6 +26,8 @@ class GenerateRequest:
     reasoning: Reasoning | None = None
     continue_final: bool = False
     cache_salt: str | None = None
+    probe: bool = False
+    """Nothing is to be generated: how much of the prompt is cached?"""
 
     def hash(self) -> str:
         """Identifies the request across retries and restarts, so that a prompt which kills workers can be told apart."""
@@ -45,7 +47,8 @@ class GenerateRequest:
             epoch=epoch,
             rid=rid,
             lease=lease,
-            task=self.task,
+            task="count" if self.probe else self.task,
+            want=["cache"] if self.probe else [],
             prompt=self.prompt,
             sampling=_merged(self.sampling, under),
             max_tokens=self.max_tokens if self.max_tokens is not None else under.max_tokens,

@@ -285,8 +285,12 @@ class Supervisor:
             charged_bytes=self.machine.budget().charged_bytes,
             models=[self._slot_status(entry.id, views.get(entry.id)) for entry in self.roster.catalog.models],
             children=self.staff.status(),
-            warnings=[*self.warnings, *self.store.warnings()],
+            warnings=self.all_warnings(),
         )
+
+    def all_warnings(self) -> list[str]:
+        """Those of the start and those of the moment."""
+        return [*self.warnings, *self.store.warnings()]
 
     def slot_status(self, model: str) -> SlotStatus:
         return self._slot_status(model, next((view for view in self.machine.view() if view.model == model), None))

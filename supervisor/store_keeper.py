@@ -48,6 +48,7 @@ class KeeperShell(Protocol):
     def send(self, identity: bytes, message: Message) -> bool: ...
     def book(self, name: str) -> LogBook: ...
     def publish(self, kind: EventKind, data: dict[str, object]) -> None: ...
+    def all_warnings(self) -> list[str]: ...
 
 
 @dataclass(slots=True)
@@ -207,7 +208,7 @@ class StoreKeeper:
         if not warnings:
             log.info("the prefix cache on disk is in use again")
         self._warned = warnings
-        self._shell.publish(EventKind.SERVER, {"cache_warnings": warnings})
+        self._shell.publish(EventKind.SERVER, {"warnings": self._shell.all_warnings()})
 
     def status(self) -> dict[str, object]:
         """For `omlxctl cache stats`: what only a running server knows."""

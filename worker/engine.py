@@ -11,7 +11,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Literal
 
 from supervisor.protocol import Code, Grant, Trim
@@ -19,7 +19,7 @@ from worker.blas import load_openblas
 from worker.explain import Explanation, PromptMemory
 from worker.faults import EXIT_FAILED, LoadFailed
 from worker.job import EngineBeat, Job, LoadSpec, LoadStage, Sink, Text
-from worker.mailbox import Cancel, Halt, Mailbox
+from worker.mailbox import Cancel, Halt, Mailbox, Probe
 from worker.meter import Meter
 from worker.spill import Spill
 
@@ -54,6 +54,10 @@ class Engine:
     def cancel(self, rid: str) -> None:
         """A row with finish "cancelled" follows, and then nothing. No effect on a request that is over."""
         self._mailbox.put(Cancel(rid))
+
+    def probe(self, job: Job, answer: Callable[[int, int], None]) -> None:
+        """Nothing is computed; the engine thread calls `answer` with the prompt's tokens in RAM and on disk."""
+        self._mailbox.put(Probe(job, answer))
 
     def grant(self, grant: Grant) -> None:
         self._mailbox.put(grant)

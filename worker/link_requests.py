@@ -108,23 +108,41 @@ class ModelRequests:
             return  # dropped meanwhile
         error = done.exception()
         if request.cancelled:
-            self.rows([Row(rid=rid, seq=0, tokens=0, finish="cancelled", usage=Usage(prompt_tokens=0, completion_tokens=0))])
+            self._end_cancelled(rid)
         elif isinstance(error, Refused):
             self.refuse(rid, error.code, error.message)
         elif error is not None:
             _log.error("preparing a request failed", exc_info=error)
             self.refuse(rid, Code.INTERNAL, f"preparing the request failed: {type(error).__name__}")
         elif request.submit.task == "count":
-            self._answer_count(request, len(done.result().ids), self._model.context)
+            self._count(request, done.result(), self._model)
         else:
             request.prompt = done.result()
             self._model.engine.submit(job(request.submit, request.prompt, request.submitted_at))
 
-    def _answer_count(self, request: Request, prompt_tokens: int, context: int) -> None:
+    def _end_cancelled(self, rid: str) -> None:
+        self.rows([Row(rid=rid, seq=0, tokens=0, finish="cancelled", usage=Usage(prompt_tokens=0, completion_tokens=0))])
+
+    def _count(self, request: Request, prompt: FittedPrompt, model: LoadedModel) -> None:
+        counted: dict[str, object] = {"prompt_tokens": len(prompt.ids), "context": model.context}
+        if "cache" not in request.submit.want:
+            self._answer(request, counted)
+            return
+
+        def probed(hot: int, cold: int) -> None:
+            hop(self._loop, self._answer, request, {**counted, "hot": hot, "cold": cold})
+
+        model.engine.probe(job(request.submit, prompt, request.submitted_at), probed)
+
+    def _answer(self, request: Request, data: dict[str, object]) -> None:
         rid = request.submit.rid
-        data: dict[str, object] = {"prompt_tokens": prompt_tokens, "context": context}
-        request.gateway.send(Result(epoch=request.epoch, rid=rid, data=data))
-        self._forget(rid)
+        if self._requests.get(rid) is not request:
+            return  # dropped meanwhile
+        if request.cancelled:
+            self._end_cancelled(rid)
+        else:
+            request.gateway.send(Result(epoch=request.epoch, rid=rid, data=data))
+            self._forget(rid)
 
     # ------------------------------------------------------------------ from the engine
 

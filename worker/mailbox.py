@@ -1,6 +1,7 @@
 """How other threads reach the engine thread: commands in order, and a wait that costs nothing while there is no work."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from supervisor.protocol import Grant, Trim
@@ -17,7 +18,15 @@ class Halt:
     """End every request with an error, then the thread."""
 
 
-Command = Job | Cancel | Grant | Trim | Halt
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How much of that job's prompt is cached? `answer` gets the tokens in RAM and on disk, on the engine thread."""
+
+    job: Job
+    answer: Callable[[int, int], None]
+
+
+Command = Job | Cancel | Probe | Grant | Trim | Halt
 
 
 class Mailbox:

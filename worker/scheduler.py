@@ -18,7 +18,7 @@ from worker.job import EngineBeat, Job, Sink, Text
 from worker.lanes import Lane
 from worker.line import Line
 from worker.loader import LoadedModel
-from worker.mailbox import Cancel, Command, Halt
+from worker.mailbox import Cancel, Command, Halt, Probe
 from worker.memory import limit_memory
 from worker.meter import Meter
 from worker.prefix import PrefixCache
@@ -71,6 +71,8 @@ class Scheduler:
                     self._sink.error(command.rid, Code.INTERNAL, "The model's worker could not take this request.")
             case Cancel(rid):
                 self._cancel(rid)
+            case Probe(job=job, answer=answer):
+                answer(*self._probe(job))
             case Halt():
                 self._end_all(Code.SHUTTING_DOWN, "The server is shutting down.")
                 self.halted = True
