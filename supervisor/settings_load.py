@@ -18,6 +18,9 @@ from supervisor.settings_values import Refused
 FILE = "settings.json"
 OTHER_VARIABLES = {"OMLX_HOME"}
 
+Raw = dict[str, list[tuple[object, str]]]
+"""By key path all that was given, with its source; the last counts, but the others must be acceptable too."""
+
 
 class SettingsInvalid(Exception):
     """All that is wrong, one line per key path."""
@@ -49,19 +52,19 @@ def load(environ: Mapping[str, str], flags: Mapping[str, object] | None = None, 
     """
     where = home_of(environ, home)
     problems: list[str] = []
-    raw: dict[str, tuple[object, str]] = {}
+    raw: Raw = {}
     document = read_file(where / FILE, problems)
     known = {leaf.path: leaf for leaf in leaves()}
     models = _from_file(document, known, raw, problems)
     warnings = _from_environment(environ, known, raw)
     for path, value in (flags or {}).items():
-        raw[path] = (value, f"flag --{known[path].flag}")
+        raw.setdefault(path, []).append((value, f"flag --{known[path].flag}"))
     sections = {name: _section(name, cls, raw, problems) for name, cls in SECTIONS.items()}
     of_models = {model: _model(model, table, problems) for model, table in models.items()}
     if problems:
         raise SettingsInvalid(problems)
     settings = Settings(**cast("dict[str, None]", sections), models=cast("Mapping[str, ModelSettings]", of_models))  # pyright: ignore[reportArgumentType]
-    sources = {path: raw[path][1] if path in raw else "default" for path in known}
+    sources = {path: raw[path][-1][1] if path in raw else "default" for path in known}
     return Loaded(settings, where, sources, warnings)
 
 
@@ -95,7 +98,7 @@ def write_value(home: Path, document: Mapping[str, object]) -> None:
 
 
 def _from_file(
-    document: Mapping[str, object], known: Mapping[str, Leaf], raw: dict[str, tuple[object, str]], problems: list[str]
+    document: Mapping[str, object], known: Mapping[str, Leaf], raw: Raw, problems: list[str]
 ) -> dict[str, Mapping[str, object]]:
     models: dict[str, Mapping[str, object]] = {}
     for section, value in document.items():
@@ -115,30 +118,29 @@ def _from_file(
             for key, item in cast("dict[str, object]", value).items():
                 path = f"{section}.{key}"
                 if path in known:
-                    raw[path] = (item, FILE)
+                    raw.setdefault(path, []).append((item, FILE))
                 else:
                     problems.append(f"{path}: unknown setting{_did_you_mean(path, list(known))}")
     return models
 
 
-def _from_environment(environ: Mapping[str, str], known: Mapping[str, Leaf], raw: dict[str, tuple[object, str]]) -> list[str]:
+def _from_environment(environ: Mapping[str, str], known: Mapping[str, Leaf], raw: Raw) -> list[str]:
     by_env = {leaf.env: leaf for leaf in known.values() if leaf.env}
     warnings: list[str] = []
     for name, value in environ.items():
         if not name.startswith("OMLX_") or name in OTHER_VARIABLES:
             continue
         if name in by_env:
-            raw[by_env[name].path] = (value, f"environment {name}")
+            raw.setdefault(by_env[name].path, []).append((value, f"environment {name}"))
         else:
             warnings.append(f"unknown variable {name} is ignored{_did_you_mean(name, list(by_env))}")
     return warnings
 
 
-def _section(name: str, cls: type, raw: Mapping[str, tuple[object, str]], problems: list[str]) -> object:
+def _section(name: str, cls: type, raw: Raw, problems: list[str]) -> object:
     values: dict[str, object] = {}
     for leaf in leaves_of(name, cls):
-        if leaf.path in raw:
-            value, source = raw[leaf.path]
+        for value, source in raw.get(leaf.path, []):
             _parse(leaf, value, values, problems, f"{leaf.path} ({source})")
     return cls(**values)
 

@@ -1,4 +1,4 @@
-"""The processes beside the models' workers: started again at once, then ever later; the gateway's end is the server's, in the end."""
+"""The processes beside the models' workers: started again at once, then ever later; the gateway may not die too often."""
 
 import asyncio
 import signal

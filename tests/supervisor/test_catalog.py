@@ -47,7 +47,7 @@ def test_the_snapshot_of_a_hub_download_is_the_one_that_main_names(tmp_path: Pat
 def test_a_hub_download_of_nothing_is_passed_over_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "models--o--m" / "refs").mkdir(parents=True)
     (tmp_path / "models--o--n" / "snapshots").mkdir(parents=True)
-    assert reasons(scan([tmp_path])) == {name: "its download has no snapshot" for name in ("models--o--m", "models--o--n")}
+    assert reasons(scan([tmp_path])) == dict.fromkeys(("models--o--m", "models--o--n"), "its download has no snapshot")
 
 
 def test_the_first_of_two_models_with_one_name_wins_and_the_other_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a model directory says of itself, and what is said of one that is damaged."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def test_architectures_of_any_shape_are_survived(tmp_path: Path, architectures: 
 def test_a_directory_without_weights_is_no_model(tmp_path: Path) -> None:
     model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(NotAModel, match="no .safetensors"):
+    with pytest.raises(NotAModel, match=r"no \.safetensors"):
         read_model(tmp_path)
 
 
@@ -148,7 +149,11 @@ def test_sampling_defaults_that_make_no_sense_are_as_if_not_there(tmp_path: Path
     assert read_model(tmp_path).generation == {}
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=3), max_leaves=8)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
 HEADERS = JSON | st.dictionaries(
     st.text(max_size=3),
     st.fixed_dictionaries({"data_offsets": JSON | st.lists(st.integers(-9, 99), max_size=3), "dtype": JSON}),
@@ -162,17 +167,13 @@ def test_no_header_makes_it_raise_anything_but_damage(
     text = json.dumps(header).encode()
     path = tmp_path_factory.getbasetemp() / "fuzzed.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + body)
-    try:
+    with contextlib.suppress(Damaged):
         assert all(size >= 0 for size in _shard(path).values())
-    except Damaged:
-        pass
 
 
 @given(st.binary(max_size=100))
 def test_no_bytes_make_it_raise_anything_but_damage(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.safetensors"
     path.write_bytes(content)
-    try:
+    with contextlib.suppress(Damaged):
         _shard(path)
-    except Damaged:
-        pass

@@ -123,7 +123,7 @@ def gone(process: psutil.Process) -> bool:
 
 async def test_a_descendant_that_keeps_the_pipe_open_does_not_hold_up_the_report(nursery: Nursery) -> None:
     child = nursery.start(
-        "import subprocess, sys; subprocess.Popen(['sh', '-c', 'while :; do echo noise; done']); print('parent leaves', flush=True)"
+        "import subprocess; subprocess.Popen(['sh', '-c', 'echo noise; sleep 60']); print('parent leaves', flush=True)"
     )
     descendants = psutil.Process(child.pid).children
     found: list[psutil.Process] = []

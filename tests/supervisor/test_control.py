@@ -1,0 +1,229 @@
+"""The control socket with a real fleet behind it: who is believed, who is answered, who is ignored."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import zmq
+
+from supervisor import slot_events as slots
+from supervisor.build import build
+from supervisor.control import Control
+from supervisor.fleet import Fleet
+from supervisor.fleet import WorkerProcess as Process
+from supervisor.ipc import connect_dealer, endpoint
+from supervisor.paths import paths_of
+from supervisor.protocol import (
+    VERSION,
+    Assign,
+    Beat,
+    Call,
+    Hello,
+    LoadProgress,
+    Message,
+    Problem,
+    Reply,
+    Stop,
+    Watch,
+    decode,
+    encode,
+)
+from supervisor.settings import Settings
+
+
+class FakeChild:
+    """The process of a worker, as far as the fleet looks at it."""
+
+    pid = 4711
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class FakeAttendant:
+    def __init__(self) -> None:
+        self.identity, self.nonce, self.hello = b"g.1", "secret", False
+        self.duty = SimpleNamespace(name="gateway")
+        self.refusals: list[str] = []
+        self.heard_times = 0
+
+    def greeted(self) -> None:
+        self.hello = True
+
+    def heard(self) -> None:
+        self.heard_times += 1
+
+    def refuse(self, reason: str) -> None:
+        self.refusals.append(reason)
+
+
+class Stand:
+    """Control and Fleet on a real socket; what they hand on is remembered."""
+
+    def __init__(self, directory: Path) -> None:
+        self.paths = paths_of(directory, Settings())
+        self.paths.run.mkdir(mode=0o700)
+        self.control_endpoint = endpoint(self.paths.control)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.events: list[slots.SlotEvent] = []
+        self.asked: list[tuple[str, Message]] = []
+        self.assigned: list[object] = []
+        self.in_catalog = True
+        self.gateway = FakeAttendant()
+        self.staff = SimpleNamespace(
+            of=lambda identity: self.gateway if identity == b"g.1" else None, assign=self.assigned.append
+        )
+        self.fleet = Fleet(self)
+        self.child = FakeChild()
+        self.control = Control(self.context, self.paths, self)
+
+    def with_worker(self) -> None:
+        worker = Process("m", 1, self.fleet.identity("m", 1).encode(), "nonce", self.child)
+        self.fleet._by_model["m"] = self.fleet._by_identity[worker.identity] = worker
+
+    def happened(self, event: slots.SlotEvent) -> None:
+        self.events.append(event)
+
+    def send(self, identity: bytes, message: Message) -> bool:
+        return self.control.send(identity, message)
+
+    def assignment(self, model: str, gen: int) -> Assign | None:
+        return Assign(kind="text", gen=gen, data_endpoints=[]) if self.in_catalog else None
+
+    def from_gateway(self, gateway: str, message: Message) -> None:
+        self.asked.append((gateway, message))
+
+    def from_client(self, identity: bytes, message: Message) -> None:
+        self.asked.append((identity.decode(), message))
+
+
+class Peer:
+    def __init__(self, stand: Stand, identity: str) -> None:
+        self.got: list[Message] = []
+        self.wire = connect_dealer(stand.context, stand.control_endpoint, identity, lambda f: self.got.append(decode(f)[0]))
+
+    async def say(self, *messages: Message) -> None:
+        """Returns when the other end has taken them in."""
+        for message in messages:
+            self.wire.send(encode(message))
+        await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def stand() -> AsyncIterator[Stand]:
+    with tempfile.TemporaryDirectory(prefix="omx") as directory:
+        stand = Stand(Path(directory))
+        yield stand
+        stand.control.close()
+        stand.context.destroy(linger=0)
+
+
+def hello(nonce: str, build_: str | None = None, v: int = VERSION) -> Hello:
+    return Hello(v=v, build=build_ or build(), nonce=nonce, pid=4711)
+
+
+BEAT = Beat(seq=1, progress=1)
+
+
+async def test_a_worker_that_proves_whose_child_it_is_gets_its_assignment(stand: Stand) -> None:
+    stand.with_worker()
+    worker = Peer(stand, "w.0.1.0")
+    await worker.say(hello("nonce"), LoadProgress(stage="weights", done=1, total=2))
+    assert [message.KIND for message in worker.got] == ["assign"]
+    assert stand.events == [slots.WorkerHello("m", 1), slots.WorkerProgress("m", 1, "weights", 1, 2)]
+
+
+async def test_a_wrong_nonce_is_ignored_and_so_is_all_that_follows(stand: Stand) -> None:
+    stand.with_worker()
+    impostor = Peer(stand, "w.0.1.0")
+    await impostor.say(hello("guessed"), BEAT, LoadProgress(stage="weights"))
+    assert impostor.got == [] and stand.events == []
+
+
+async def test_a_worker_of_another_build_is_a_fault_and_is_killed(stand: Stand) -> None:
+    stand.with_worker()
+    worker = Peer(stand, "w.0.1.0")
+    await worker.say(hello("nonce", build_="0.0.9"), BEAT)
+    [fault] = stand.events
+    assert isinstance(fault, slots.WorkerFault)
+    assert fault.code == "version_mismatch" and fault.fatal and "0.0.9" in fault.message
+    assert stand.child.killed and worker.got == []
+
+
+async def test_a_worker_whose_model_left_the_catalog_meanwhile_is_told_nothing(stand: Stand) -> None:
+    stand.with_worker()
+    stand.in_catalog = False
+    worker = Peer(stand, "w.0.1.0")
+    await worker.say(hello("nonce"), LoadProgress(stage="tokenizer"))
+    assert worker.got == [] and len(stand.events) == 2
+
+
+async def test_hello_twice_is_one_event_and_two_assignments(stand: Stand) -> None:
+    """The assignment may have been lost with a connection."""
+    stand.with_worker()
+    worker = Peer(stand, "w.0.1.0")
+    await worker.say(hello("nonce"), hello("nonce"))
+    assert len(stand.events) == 1 and len(worker.got) == 2
+
+
+async def test_a_message_that_is_not_for_the_supervisor_is_answered(stand: Stand) -> None:
+    stand.with_worker()
+    worker = Peer(stand, "w.0.1.0")
+    await worker.say(hello("nonce"), Stop(reason="r", flush_deadline_s=1))
+    assert isinstance(worker.got[-1], Problem) and worker.got[-1].code == "unknown_kind"
+
+
+async def test_the_gateway_is_believed_from_its_hello_on_and_every_word_counts_as_a_sign_of_life(stand: Stand) -> None:
+    gateway = Peer(stand, "g.1")
+    await gateway.say(Watch())
+    assert stand.asked == [] and stand.gateway.heard_times == 0
+    await gateway.say(hello("wrong"))
+    assert not stand.gateway.hello
+    await gateway.say(hello("secret"), Watch())
+    assert stand.assigned == [stand.gateway]
+    assert stand.asked == [("g.1", Watch())]
+    assert stand.gateway.heard_times >= 2
+
+
+@pytest.mark.parametrize(("build_", "v"), [("0.0.9", VERSION), (None, VERSION + 1)])
+async def test_a_gateway_of_another_build_or_version_is_refused(stand: Stand, build_: str | None, v: int) -> None:
+    gateway = Peer(stand, "g.1")
+    await gateway.say(hello("secret", build_, v))
+    assert not stand.gateway.hello and stand.assigned == []
+    assert "restart omlxd" in stand.gateway.refusals[0]
+
+
+async def test_an_unknown_kind_and_garbage_are_answered_and_harm_nobody_behind_them(stand: Stand) -> None:
+    client = Peer(stand, "c.1.x")
+    for frames in ([b"teleport", b"\x80"], [b"call", b"\xc1"], [b""], [b"call", msgspec.msgpack.encode({"id": "1"})]):
+        client.wire.send(frames)
+    await client.say(Call(id="1", verb="status"))
+    assert [m.code for m in client.got if isinstance(m, Problem)] == ["unknown_kind", *["bad_request"] * 3]
+    assert stand.asked == [("c.1.x", Call(id="1", verb="status"))]
+
+
+async def test_a_call_of_another_version_is_refused_by_name(stand: Stand) -> None:
+    client = Peer(stand, "c.1.x")
+    await client.say(Call(id="1", verb="status", v=VERSION + 1))
+    [reply] = client.got
+    assert isinstance(reply, Reply) and reply.code == "version_mismatch" and not reply.ok
+    assert stand.asked == []
+
+
+async def test_strangers_are_not_answered(stand: Stand) -> None:
+    for name in ("w.9.9.0", "g.77", "x"):
+        stranger = Peer(stand, name)
+        await stranger.say(hello("nonce"), Call(id="1", verb="stop"), BEAT)
+        assert stranger.got == []
+    assert stand.asked == [] and stand.events == []
+
+
+async def test_sending_to_nobody_says_so(stand: Stand) -> None:
+    assert stand.send(b"c.gone", Reply(id="1", ok=True)) is False
