@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from cachestore import tree
+from cachestore import int8, tree
 from cachestore.block import BadBlock, Block, BlockId, Tensor, decode, encode
 from cachestore.counters import Counters, Drop, Miss, Tally
 from cachestore.health import Health, Trouble, Vigil, of_write_error
@@ -48,12 +48,14 @@ class Store:
         namespace: Namespace,
         *,
         read_only: bool = False,
+        as_int8: bool = False,
         recheck_s: float = RECHECK_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.root: Final = root
         self.namespace: Final = namespace
         self.read_only: Final = read_only
+        self._as_int8 = as_int8
         self._dir = tree.namespace_dir(root, namespace.fingerprint, namespace.layout)
         self._clock = clock
         self._lock = threading.Lock()  # guards _vigil, _tally and _known_bad; never held during file operations
@@ -86,6 +88,8 @@ class Store:
         try:
             data = _read(path)
             tensors = decode(data, expected)
+            if self._as_int8:
+                tensors = int8.unpack(tensors)
         except FileNotFoundError:
             return self._miss(Miss.ABSENT)
         except BadBlock as bad:
@@ -111,7 +115,7 @@ class Store:
         path = tree.block_path(self._dir, key)
         if _is_regular(path) and not self._is_known_bad(key):
             return True
-        buffers = encode(block)
+        buffers = encode(Block(block.id, int8.pack(block.tensors)) if self._as_int8 else block)
         try:
             self._publish(path, buffers)
         except OSError as error:

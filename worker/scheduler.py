@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from supervisor.protocol import Code, Grant, Row, Trim
 from worker.blas import set_blas_threads
+from worker.explain import PromptMemory
 from worker.faults import EXIT_FAILED, FAULTS_IN_A_ROW, BadJob, code_of
 from worker.job import EngineBeat, Job, Sink, Text
 from worker.lanes import Lane
@@ -45,6 +46,7 @@ class Scheduler:
     ) -> None:
         self.halted = False
         self.prefix = prefix
+        self.memory = PromptMemory()
         self._loaded = loaded
         self._text = text
         self._sink = sink
@@ -161,6 +163,8 @@ class Scheduler:
         for sequence in sequences:
             if self.prefix is not None and sequence.chain is not None:
                 self.prefix.leave(sequence.chain)
+                if sequence.held_tokens:
+                    self.memory.remember(sequence.job.rid, sequence.chain.root, sequence.tokens[: sequence.held_tokens])
 
     def _end_all(self, code: Code, message: str) -> None:
         rids = {sequence.job.rid for sequence in self._sequences()}
@@ -213,6 +217,10 @@ class Scheduler:
         uid = lane.insert(job.prompt, restored.tokens, cache, sampler, processors, edge)
         self._lanes[lane][uid] = sequence
         sequence.prefilling(time.monotonic(), restored.hot_tokens, restored.cold_tokens)
+        if self.prefix is not None and sequence.chain is not None:
+            missed = self.memory.note(job.rid, sequence.chain.root, job.prompt, restored.tokens, self.prefix.block_tokens)
+            if missed is not None:
+                _log.info("cache miss: %s", missed.summary())
 
     def _advance(self, lane: Lane | SerialLane) -> list[Row]:
         live = self._lanes[lane]

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from cachestore import int8
 from cachestore.keys import layout_id, weights_fingerprint
 from cachestore.store import Namespace, Store
+from supervisor.protocol import CacheGrant
 from worker.checkpoint import Checkpoint, open_checkpoint
 from worker.hot import HotTier
 from worker.job import Loaded, LoadSpec, LoadStage, Sink, Text
@@ -86,11 +88,15 @@ def open_prefix_cache(
     namespace = Namespace(
         model=spec.ref.id,
         fingerprint=fingerprint,
-        layout=layout_id([*layout.parts(), f"block {block_tokens}".encode(), b"world 1"]),
+        layout=layout_id([*layout.parts(), f"block {block_tokens}".encode(), b"world 1", grant.dtype.encode()]),
         block_tokens=block_tokens,
     )
-    spill = None if grant.dir is None else Spill(Store(Path(grant.dir), namespace), grant.write_credit)
+    spill = None if grant.dir is None else Spill(open_store(Path(grant.dir), namespace, grant), grant.write_credit)
     return PrefixCache(namespace, layout, HotTier(grant.hot_bytes), spill, model.new_cache), None
+
+
+def open_store(root: Path, namespace: Namespace, grant: CacheGrant, *, read_only: bool = False) -> Store:
+    return Store(root, namespace, read_only=read_only, as_int8=grant.dtype == int8.NAME)
 
 
 def context_of(spec: LoadSpec, text: Text) -> int:
