@@ -36,7 +36,7 @@ class KeeperFailed(Exception):
 
 
 class DirectoryUnusable(Exception):
-    """A directory that the service needs from the start cannot be made."""
+    """A directory or file that the service needs from the start cannot be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,7 @@ def plan_for(paths: Paths, account: Account) -> ServicePlan:
 def install(keeper: Keeper, plan: ServicePlan) -> Outcome:
     """Makes the service known and starts it. A service that already runs from the same definition is left alone."""
     keeper.require()
-    for directory in (plan.home, plan.log.parent):
-        _make_private(directory, plan.account)
+    _make_ready(plan)
     wanted, found = keeper.render(plan), definition_of(keeper)
     if wanted != found:
         keeper.stop()
@@ -196,7 +195,10 @@ def definition_of(keeper: Keeper) -> bytes | None:
 
 def _write(path: Path, content: bytes) -> None:
     """In one step, and readable by all: launchd refuses a definition that others could have written."""
-    _make_parent(path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise DirectoryUnusable(f"{path.parent} cannot be made: {e.strerror}") from e
     fd, name = tempfile.mkstemp(prefix=".omlxd-", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
@@ -208,20 +210,18 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
-def _make_parent(directory: Path) -> None:
+def _make_ready(plan: ServicePlan) -> None:
+    """launchd does not start a job whose working directory is missing or whose log cannot be opened. Both are made private."""
+    made: list[Path] = []
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        for directory in (plan.home, plan.log.parent):
+            made += [place for place in (directory, *directory.parents) if not place.exists()]
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not plan.log.exists():
+            plan.log.touch(0o600)
+            made.append(plan.log)
+        if os.geteuid() != plan.account.uid:  # root makes it for somebody else
+            for place in made:
+                os.chown(place, plan.account.uid, plan.account.gid)
     except OSError as e:
-        raise DirectoryUnusable(f"{directory} cannot be made: {e.strerror}") from e
-
-
-def _make_private(directory: Path, account: Account) -> None:
-    """launchd does not start a job whose log cannot be opened or whose working directory is missing."""
-    missing = [place for place in (directory, *directory.parents) if not place.exists()]
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.geteuid() != account.uid:  # root makes it for somebody else
-            for place in missing:
-                os.chown(place, account.uid, account.gid)
-    except OSError as e:
-        raise DirectoryUnusable(f"{directory} cannot be made: {e.strerror}") from e
+        raise DirectoryUnusable(f"{e.filename} cannot be made: {e.strerror}") from e

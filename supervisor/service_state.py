@@ -19,6 +19,8 @@ from supervisor.settings_load import SettingsInvalid, load
 
 ANSWERS_S = 20.0
 """A start takes 2 s; one after a kill waits for the orphans as well."""
+SPAWNED_S = 1.0
+"""Until then a keeper may still be showing how the service ended the time before."""
 LOOK_S = 0.1
 LAST_LINES = 10
 
@@ -90,12 +92,13 @@ class Service:
 
     def wait_until_it_serves(self, since_bytes: int) -> None:
         """Raises `DidNotCome` with what it printed after its log was that long."""
-        deadline = time.monotonic() + ANSWERS_S
+        begun = time.monotonic()
         while self.serving_pid() is None or not (self._is_others or self.answer()):
             job = self.keeper.job()
-            if job.pid is None and job.last_exit is not None:
+            waited_s = time.monotonic() - begun
+            if job.pid is None and job.last_exit is not None and waited_s > SPAWNED_S:
                 raise DidNotCome("\n  ".join([f"the service has ended ({job.last_exit}):", *self._words(since_bytes)]))
-            if time.monotonic() > deadline:
+            if waited_s > ANSWERS_S:
                 state = f"runs (pid {job.pid}) but does not answer" if job.pid else "does not run"
                 raise DidNotCome("\n  ".join([f"the service {state} after {ANSWERS_S:.0f} s:", *self._words(since_bytes)]))
             time.sleep(LOOK_S)
