@@ -134,7 +134,6 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], path: Path, on_frames: 
     socket.setsockopt(zmq.RCVHWM, 0)
     old = os.umask(0o177)
     try:
-        path.unlink(missing_ok=True)
         socket.bind(where)
     except (OSError, zmq.ZMQError) as e:
         socket.close(0)

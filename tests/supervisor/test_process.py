@@ -1,6 +1,7 @@
 """One real child process: lifeline, output, signals, exit, and nothing left over."""
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -140,6 +141,14 @@ async def test_a_descendant_that_keeps_the_pipe_open_does_not_hold_up_the_report
     finally:
         for process in found:
             process.kill()
+
+
+async def test_a_child_is_in_the_census_as_long_as_it_lives(nursery: Nursery, tmp_path: Path) -> None:
+    child = nursery.start("import time; time.sleep(60)")
+    assert list(json.loads((tmp_path / "children.json").read_text())) == [str(child.pid)]
+    child.kill()
+    await nursery.end()
+    assert json.loads((tmp_path / "children.json").read_text()) == {}
 
 
 async def test_json_output_is_kept_apart_from_the_log(nursery: Nursery) -> None:

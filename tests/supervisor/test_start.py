@@ -55,7 +55,12 @@ def test_an_address_that_is_not_ours_is_refused_as_such(host: str) -> None:
         bind(host, other.getsockname()[1])  # somebody listens on that port elsewhere: that is not the reason
 
 
-def test_localhost_is_where_127_0_0_1_reaches_it() -> None:
+def test_localhost_is_where_127_0_0_1_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: both)
     with contextlib.closing(bind("localhost", 0)) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
 
