@@ -102,7 +102,7 @@ def stop(system: bool) -> None:
     with _told():
         it.keeper.require()
         it.keeper.stop()
-    click.echo("the service is stopped; to start it: omlxctl service start")
+    click.echo(f"the service is stopped; to start it: omlxctl service start{' --system' if system else ''}")
 
 
 @service.command()
