@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import importlib
-import shutil
+import json
 from pathlib import Path
 
-import numpy as np
-
-from tests.stands.models import CACHE_DIR, REPO, import_gguf, tiny_model
+from tests.stands.models import CACHE_DIR, import_gguf, tiny_model
 
 WINDOW = 48
 SLOW_DECAY = -5.0
@@ -98,50 +96,46 @@ FAMILIES: dict[str, dict[str, object]] = {
         "use_qk_norm": True,
     },
 }
+WINDOWED = ("gemma3_text", "gpt_oss", "llama4")
+STATEFUL = ("qwen3_next", "qwen3_5", "falcon_h1", "mamba2")
 
 
 def family_model(path: Path, family: str, **overrides: object) -> Path:
     """The family's tiny model, written to `path`."""
     config = FAMILIES[family] | overrides
-    if family == "llama4":
-        tiny_model(path.with_name(f"{path.name}-plain"))  # for what the nested config repeats of the flat one
-        config = {"text_config": _plain_config(path) | config}
+    if family == "llama4":  # the text model's part of a larger config
+        flat = tiny_model(path.with_name(f"{path.name}-flat"))
+        config = {"text_config": json.loads((flat / "config.json").read_text()) | config}
     model = tiny_model(path, family, **config)
-    _slow_down(model)
+    _make_it_remember(model, family)
     return model
 
 
-def _plain_config(path: Path) -> dict[str, object]:
-    import json
-
-    return json.loads((path.with_name(f"{path.name}-plain") / "config.json").read_text())
-
-
-def _slow_down(model: Path) -> None:
+def _make_it_remember(model: Path, family: str) -> None:
+    """State that decays slowly, and for falcon_h1, whose multipliers leave little of it, attention that matters."""
     import mlx.core as mx
 
     file = model / "model.safetensors"
     weights = mx.load(str(file))
-    decays = [name for name in weights if name.endswith("A_log")]
-    if decays:
-        weights |= {name: mx.full(weights[name].shape, SLOW_DECAY) for name in decays}
-        mx.eval(weights)
-        mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-
-
-def noise(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    changed = {name: mx.full(weights[name].shape, SLOW_DECAY) for name in weights if name.endswith("A_log")}
+    if family == "falcon_h1":
+        loud = [name for name in weights if "self_attn" in name and name.endswith(("q_proj.weight", "o_proj.weight"))]
+        changed |= {name: weights[name] * 4 for name in loud}
+    if changed:
+        mx.eval(weights, changed)
+        mx.save_safetensors(str(file), weights | changed, metadata={"format": "mlx"})
 
 
 def gemma3_dir() -> Path:
     """Gemma 3 270M as a float32 MLX model, imported once. Raises ImportError where its package is not installed."""
     package = importlib.import_module(GEMMA_PACKAGE)
-    home = CACHE_DIR / "gemma3"
+    home = CACHE_DIR.with_name("omlxd-test-gemma3")
     target = home / "gemma-3-270m"
     home.mkdir(parents=True, exist_ok=True)
-    with (CACHE_DIR / "lock").open("w") as lock:
+    with (home / "lock").open("w") as lock:  # one import at a time, whoever asks first
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            print(package)
-            raise NotImplementedError
+            source = package.assemble(home / "gemma3.gguf")
+            import_gguf(source, home, target.name, "float32")
+            source.unlink()
     return target

@@ -1,14 +1,16 @@
 """Every cache family restores the state it saved: log-probabilities after a restore are those of the cold run."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cachestore.block import BlockId, Tensor, identify
 from cachestore.store import Namespace, Store
-from tests.stands.families import FAMILIES, WINDOW, family_model
+from tests.stands.families import FAMILIES, STATEFUL, WINDOW, WINDOWED, family_model
 from worker.blas import load_openblas
 
 load_openblas()
@@ -54,6 +56,10 @@ class Bench:
         self.caches.append(cache)
         return cache
 
+    @property
+    def is_serial(self) -> bool:
+        return why_serial(self.loaded.warm_cache) is not None
+
     def close(self) -> None:
         for cache in self.caches:
             if cache.spill is not None:
@@ -94,7 +100,7 @@ def run(bench: Bench, cache: PrefixCache | None, tokens: list[int], steps: int =
         seen.append(logprobs)
         return mx.argmax(logprobs, axis=-1)
 
-    lane = Lane(loaded.model, 2, chunks) if why_serial(loaded.warm_cache) is None else SerialLane(loaded.model, chunks)
+    lane = SerialLane(loaded.model, chunks) if bench.is_serial else Lane(loaded.model, 2, chunks)
     chain = None if cache is None else cache.new_chain("")
     restored = None if cache is None or chain is None else Restore(cache, chain, tokens).advance(float("inf"))
     known = 0 if restored is None else restored.tokens
@@ -126,9 +132,152 @@ def test_a_restored_run_is_the_cold_run_bit_for_bit(bench: Bench, tier: str) -> 
     assert distance(cold, again) == 0
 
 
+@pytest.mark.parametrize("bench", WINDOWED, indirect=True)
 @pytest.mark.parametrize("length", [17, WINDOW - 2, WINDOW + 1, WINDOW + 2, 2 * WINDOW + 17])
 def test_around_the_edge_of_a_window_nothing_is_lost(bench: Bench, length: int) -> None:
     cold = run(bench, bench.open(ram=False, disk=True), prompt(length), 4)
     again = run(bench, bench.open(disk=True), prompt(length), 4)
     assert again.restored_tokens == (length - 1) // 16 * 16
     assert distance(cold, again) == 0
+
+
+def test_the_next_turn_goes_on_from_the_answer(bench: Bench) -> None:
+    cache = bench.open(disk=True)
+    first = run(bench, cache, prompt(100), 60)
+    longer = [*prompt(100), *first.ids, *prompt(21, seed=6)]
+    warm = run(bench, cache, longer)
+    assert warm.restored_tokens == 160
+    assert distance(warm, run(bench, None, longer)) < ROUNDING
+    assert run(bench, bench.open(disk=True), longer).restored_tokens == 176, "its own prompt is on disk"
+
+
+def test_blocks_longer_than_a_window_serve_too(bench: Bench) -> None:
+    chunks = Chunks(idle_tokens=64, busy_tokens=64, block_tokens=64)
+    cold = run(bench, bench.open(chunks, ram=False, disk=True), prompt(150), 50, chunks)
+    longer = [*prompt(150), *cold.ids, 7]
+    again = run(bench, bench.open(chunks, disk=True), longer, chunks=chunks)
+    assert again.restored_tokens == 192
+    assert distance(again, run(bench, None, longer, chunks=chunks)) < ROUNDING
+
+
+def test_a_wrong_block_would_change_the_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor of a block in turn: without this, the tests here could pass on a model that does not look at its cache."""
+    cache = bench.open()
+    cold = run(bench, cache, prompt(209))
+    find, layout = PrefixCache.find, cache.layout
+    for name in (group.name for group in (*layout.row_groups, *layout.state_groups)):
+
+        def swapped(cache: PrefixCache, wanted: BlockId, name: str = name) -> tuple[Mapping[str, Tensor] | None, bool]:
+            tensors, is_cold = find(cache, wanted)
+            if wanted.start == 12 * 16 and tensors is not None and name in tensors:
+                tensors = {**tensors, name: _upside_down(tensors[name])}
+            return tensors, is_cold
+
+        monkeypatch.setattr(PrefixCache, "find", swapped)
+        warm = run(bench, cache, prompt(209))
+        assert warm.restored_tokens == 208
+        assert distance(cold, warm) > 10 * ROUNDING, f"{name} does not matter"
+
+
+def _upside_down(tensor: Tensor) -> Tensor:
+    """Another order of the same numbers along the last but one axis, and half as large."""
+    values = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+    return Tensor(tensor.dtype, tensor.shape, (values[..., ::-1, :] * np.float32(0.5)).tobytes())
+
+
+def files(bench: Bench, *, snapshots: bool) -> list[Path]:
+    """In order of writing."""
+    bench.close()
+    found = [file for file in bench.store.rglob("*.safetensors") if file.stem.endswith("s") == snapshots]
+    return sorted(found, key=lambda file: file.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize(
+    ("bench", "lost"),
+    [
+        *((family, "a block in the middle") for family in FAMILIES if family != "mamba2"),
+        *((family, lost) for family in STATEFUL for lost in ("the last snapshot", "all snapshots")),
+    ],
+    indirect=["bench"],
+)
+def test_what_is_lost_is_computed_again(bench: Bench, lost: str) -> None:
+    layout = Layout.of(bench.loaded.warm_cache)
+    cold = run(bench, bench.open(ram=False, disk=True), prompt(100), 40)
+    longer = [*prompt(100), *cold.ids, *prompt(5, seed=7)]
+    before = files(bench, snapshots=True), files(bench, snapshots=False)
+    match lost:
+        case "a block in the middle":
+            middle = next(file for file in before[1] if _start(file) == 7 * 16)
+            middle.write_bytes(middle.read_bytes()[:-1])
+            left = 96 if layout.has_state else 112
+        case "the last snapshot":
+            before[0][-1].unlink()
+            left = 96
+        case _:
+            for file in before[0]:
+                file.write_bytes(b"")
+            left = 0
+    again = run(bench, bench.open(disk=True), longer)
+    assert again.restored_tokens == left
+    assert distance(again, run(bench, None, longer)) < ROUNDING
+    assert run(bench, bench.open(disk=True), longer).restored_tokens == 144, "and written again"
+    assert len(files(bench, snapshots=False)) >= len(before[1])
+
+
+def _start(file: Path) -> int:
+    data = file.read_bytes()
+    return identify(data).start
+
+
+def test_prompts_that_part_share_a_snapshot_from_the_third_on(bench: Bench) -> None:
+    """Nobody knows where a shared beginning ends until a second prompt leaves it there."""
+    cache = bench.open()
+    restored = []
+    for seed in (11, 12, 13):
+        tokens = [*prompt(100), *prompt(60, seed)]
+        answer = run(bench, cache, tokens, 4)
+        restored.append(answer.restored_tokens)
+        assert distance(answer, run(bench, None, tokens, 4)) < ROUNDING
+    if not cache.layout.has_state:
+        assert restored == [0, 96, 96]
+    elif cache.layout.has_rows:
+        assert restored == [0, 0, 96]
+    else:
+        assert restored == [0, 0, 0], "no rows show where they parted"
+
+
+def test_a_prefill_given_up_midway_is_continued(bench: Bench) -> None:
+    cache = bench.open()
+    chain = cache.new_chain("")
+    lane = SerialLane(bench.loaded.model, CHUNKS) if bench.is_serial else Lane(bench.loaded.model, 2, CHUNKS)
+    lane.insert(prompt(300), 0, bench.loaded.new_cache(), lambda logprobs: mx.argmax(logprobs, axis=-1), [])
+    for _ in range(3):
+        lane.step()
+        for held in lane.held():
+            cache.capture(chain, held, prompt(300), 300)
+    cache.leave(chain)
+    again = run(bench, cache, prompt(300))
+    assert again.restored_tokens == 3 * 64
+    assert distance(again, run(bench, None, prompt(300))) == 0
+
+
+@pytest.mark.parametrize("bench", STATEFUL, indirect=True)
+def test_recurrent_state_is_kept_as_exactly_as_it_is(bench: Bench) -> None:
+    """Also where the model itself computes in fewer bits."""
+    layout = Layout.of(bench.loaded.warm_cache)
+    cache = bench.open()
+    run(bench, cache, prompt(97), 1)
+    chain = cache.new_chain("")
+    assert cache.look(chain, prompt(97)).usable_blocks == 6
+    tensors, _ = cache.find(chain.snapshot(5, prompt(97)))
+    assert tensors is not None
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {g.name: g.shape for g in layout.state_groups}
+    lane = Lane(bench.loaded.model, 2, CHUNKS)
+    lane.insert(prompt(97), 0, bench.loaded.new_cache(), lambda logprobs: mx.argmax(logprobs, axis=-1), [])
+    lane.step()
+    lane.step()
+    (held,) = lane.held()
+    assert held.tokens == 96
+    live = layout.copy_state(held)
+    assert live is not None
+    assert {name: bytes(t.data) for name, t in live.tensors().items()} == {n: bytes(t.data) for n, t in tensors.items()}
