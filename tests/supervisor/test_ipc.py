@@ -88,11 +88,10 @@ async def test_a_peer_that_does_not_read_is_stuck_and_holds_up_nobody_else(run: 
     with pytest.raises(PeerStuck):
         for _ in range(10_000):
             router.send([b"stuck", b"rows", b"x" * 20_000])
-    for number in range(50):
+    for number in range(1, 51):
         router.send([b"well", b"rows", str(number).encode()])
-        await asyncio.sleep(0)
-    await until(lambda: len(heard) == 50)
-    assert [frames[1] for frames in heard] == [str(number).encode() for number in range(50)]
+        await until(lambda number=number: len(heard) == number)
+    assert [frames[1] for frames in heard] == [str(number).encode() for number in range(1, 51)]
     router.close()
     well.close()
     stuck.close(0)
