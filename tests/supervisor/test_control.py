@@ -1,6 +1,7 @@
 """The control socket with a real fleet behind it: who is believed, who is answered, who is ignored."""
 
 import asyncio
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,10 +13,12 @@ import zmq
 
 from supervisor import slot_events as slots
 from supervisor.build import build
+from supervisor.census import Census
 from supervisor.control import Control
 from supervisor.fleet import Fleet
 from supervisor.fleet import WorkerProcess as Process
 from supervisor.ipc import connect_dealer, endpoint
+from supervisor.logs import LogBook
 from supervisor.paths import paths_of
 from supervisor.protocol import (
     VERSION,
@@ -33,6 +36,7 @@ from supervisor.protocol import (
     encode,
 )
 from supervisor.settings import Settings
+from supervisor.settings_load import Loaded
 
 
 class FakeChild:
@@ -76,6 +80,8 @@ class Stand:
         self.asked: list[tuple[str, Message]] = []
         self.assigned: list[object] = []
         self.in_catalog = True
+        self.loaded = Loaded(Settings(), directory, {})
+        self.census = Census(self.paths.children)
         self.gateway = FakeAttendant()
         self.staff = SimpleNamespace(
             of=lambda identity: self.gateway if identity == b"g.1" else None, assign=self.assigned.append
@@ -93,6 +99,9 @@ class Stand:
 
     def send(self, identity: bytes, message: Message) -> bool:
         return self.control.send(identity, message)
+
+    def book(self, name: str) -> LogBook:
+        return LogBook(name, self.paths.run)
 
     def assignment(self, model: str, gen: int) -> Assign | None:
         return Assign(kind="text", gen=gen, data_endpoints=[]) if self.in_catalog else None
@@ -223,6 +232,17 @@ async def test_strangers_are_not_answered(stand: Stand) -> None:
         await stranger.say(hello("nonce"), Call(id="1", verb="stop"), BEAT)
         assert stranger.got == []
     assert stand.asked == [] and stand.events == []
+
+
+async def test_a_worker_that_cannot_be_started_is_an_exit_with_the_reason(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/does/not/exist")
+    stand.fleet.spawn("m", 1)
+    [exited] = stand.events
+    assert isinstance(exited, slots.WorkerExited)
+    assert (exited.model, exited.gen) == ("m", 1) and "no process could be started" in exited.tail
+    assert stand.fleet.worker("m") is None
 
 
 async def test_sending_to_nobody_says_so(stand: Stand) -> None:
