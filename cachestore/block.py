@@ -7,7 +7,7 @@ Owns the encoding and every check that decides whether bytes may be trusted: a b
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, cast
@@ -125,12 +125,25 @@ def decode(data: bytes, expected: BlockId) -> Mapping[str, Tensor]:
 
 def identify(data: bytes) -> BlockId:
     """Which block these bytes say they are; whether that is so, `decode` finds out. Raises BadBlock."""
-    begin = _payload_begin(data)
-    metadata, spans = _parse(data[8:begin])
+    return identify_from(lambda offset, size: data[offset : offset + size])
+
+
+def identify_from(read: Callable[[int, int], bytes]) -> BlockId:
+    """As `identify`, from header and tokens alone: `read` returns up to that many bytes from an offset on. Raises BadBlock."""
+    head = read(0, 8)
+    header_bytes = int.from_bytes(head, "little")
+    if len(head) == 8 and header_bytes <= _HEADER_MAX_BYTES:
+        head += read(8, header_bytes)
+    begin = 8 + header_bytes
+    if len(head) < max(8, begin):
+        raise BadBlock(BadReason.LENGTH)
+    metadata, spans = _parse(head[8:])
     span = spans.get(TOKENS)
     match metadata:
-        case {"key": str(key), "parent": str(parent), "start": str(start), "token_count": str(count)} if span is not None:
-            packed = data[begin + span.begin : begin + span.end]
+        case {"key": str(key), "parent": str(parent), "start": str(start), "token_count": str(count)} if (
+            span is not None and 0 <= span.begin <= span.end <= span.begin + _HEADER_MAX_BYTES
+        ):
+            packed = read(begin + span.begin, span.end - span.begin)
         case _:
             raise BadBlock(BadReason.HEADER)
     try:

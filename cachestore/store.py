@@ -66,6 +66,11 @@ class Store:
         self.look_when_due()
 
     @property
+    def directory(self) -> Path:
+        """Of this namespace; there may be none yet."""
+        return self._dir
+
+    @property
     def health(self) -> Health:
         with self._lock:
             return self._vigil.health

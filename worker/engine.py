@@ -19,9 +19,10 @@ from worker.blas import load_openblas
 from worker.explain import Explanation, PromptMemory
 from worker.faults import EXIT_FAILED, LoadFailed
 from worker.job import EngineBeat, Job, LoadSpec, LoadStage, Sink, Text
-from worker.mailbox import Cancel, Halt, Mailbox, Probe
+from worker.mailbox import Cancel, Halt, Mailbox, Probe, Warmed
 from worker.meter import Meter
 from worker.spill import Spill
+from worker.warm_start import WarmStart
 
 _log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.001
@@ -39,6 +40,7 @@ class Engine:
         self._mailbox = Mailbox()
         self._spill: Spill | None = None
         self._memory: PromptMemory | None = None
+        self._warm_start: WarmStart | None = None
         self._meter = Meter()
         # A daemon: a step that hangs on the device must not keep the process from leaving.
         self._ended = threading.Event()
@@ -77,6 +79,8 @@ class Engine:
     def stop(self, flush_deadline_s: float) -> tuple[int, int]:
         """Ends every request with an error and the thread, within the deadline. Returns cache blocks written and dropped."""
         until = time.monotonic() + flush_deadline_s
+        if self._warm_start is not None:
+            self._warm_start.stop()
         self._mailbox.put(Halt())
         if self._thread.is_alive():
             self._ended.wait(max(0.0, until - time.monotonic()))
@@ -100,7 +104,7 @@ class Engine:
         self._progress("import", 0, 1)
         load_openblas()
         with _open_files_limit_kept():
-            from worker.start_up import bring_up
+            from worker.start_up import bring_up, warm_start
         self._progress("import", 1, 1)
         scheduler, loaded = bring_up(self._spec, self._text, self._sink, self._meter, self._progress)
         if scheduler.prefix is not None:
@@ -108,11 +112,19 @@ class Engine:
             self._memory = scheduler.memory
         self._meter.end()
         self._sink.loaded(loaded)
+        if scheduler.prefix is not None:
+            self._warm_start = warm_start(self._spec, scheduler.prefix, lambda b: self._mailbox.put(Warmed(b)), self._is_busy)
+        if self._warm_start is not None:
+            self._warm_start.start()
         while not scheduler.halted:
             for command in self._mailbox.take(wait=not scheduler.has_work):
                 scheduler.handle(command)
             if scheduler.has_work:
                 scheduler.step()
+
+    def _is_busy(self) -> bool:
+        beat = self.beat()
+        return beat.busy_s > 0 or beat.running > 0 or beat.waiting > 0
 
     def _progress(self, stage: LoadStage, done: int, total: int) -> None:
         self._meter.begin(time.monotonic())

@@ -23,6 +23,7 @@ class HotTier:
         self._bytes = 0
         self._blocks: dict[str, Block] = {}  # oldest first
         self._hits = self._evicted = self._refused = 0
+        self._may_fill = True
 
     @property
     def is_on(self) -> bool:
@@ -72,6 +73,21 @@ class HotTier:
         self._bytes += block.nbytes
         return True
 
+    def fill(self, blocks: Sequence[Block]) -> None:
+        """Puts in what was used before all that is here, latest first, as long as nothing has to go for it.
+
+        Once something had to go, no more is taken: a chain would come to lack its middle.
+        """
+        taken: list[Block] = []
+        for block in blocks:
+            self._may_fill = self._may_fill and self._bytes + block.nbytes <= self._limit_bytes
+            if not self._may_fill:
+                break
+            if block.id.key not in self._blocks:
+                taken.append(block)
+                self._bytes += block.nbytes
+        self._blocks = {block.id.key: block for block in reversed(taken)} | self._blocks
+
     def resize(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._shrink(limit_bytes)
@@ -85,3 +101,4 @@ class HotTier:
             block = self._blocks.pop(next(iter(self._blocks)))
             self._bytes -= block.nbytes
             self._evicted += 1
+            self._may_fill = False

@@ -1,9 +1,10 @@
 """How other threads reach the engine thread: commands in order, and a wait that costs nothing while there is no work."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cachestore.block import Block
 from supervisor.protocol import Grant, Trim
 from worker.job import Job
 
@@ -26,7 +27,14 @@ class Probe:
     answer: Callable[[int, int], None]
 
 
-Command = Job | Cancel | Probe | Grant | Trim | Halt
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """KV blocks read back from disk, in the order of their use."""
+
+    blocks: Sequence[Block]
+
+
+Command = Job | Cancel | Probe | Grant | Trim | Warmed | Halt
 
 
 class Mailbox:

@@ -19,7 +19,7 @@ from worker.job import EngineBeat, Job, Sink, Text
 from worker.lanes import Lane
 from worker.line import Line
 from worker.loader import LoadedModel
-from worker.mailbox import Cancel, Command, Halt, Probe
+from worker.mailbox import Cancel, Command, Halt, Probe, Warmed
 from worker.memory import limit_memory
 from worker.meter import Meter
 from worker.prefix import PrefixCache
@@ -80,6 +80,9 @@ class Scheduler:
                 self.halted = True
             case Grant():
                 self._grant(command)
+            case Warmed(blocks):
+                if self.prefix is not None:
+                    self.prefix.hot.fill(blocks)
             case Trim(level=level, target_bytes=target_bytes):
                 if self.prefix is not None:
                     self.prefix.hot.free(target_bytes if level == "soft" else self.prefix.hot.bytes)

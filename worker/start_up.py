@@ -4,12 +4,13 @@ Runs on the engine thread, and is the first module there that imports MLX.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
 
 from cachestore import int8
+from cachestore.block import Block
 from cachestore.keys import layout_id, weights_fingerprint
 from cachestore.store import Namespace, Store
 from supervisor.protocol import CacheGrant
@@ -27,6 +28,7 @@ from worker.sampling import greedy
 from worker.scheduler import Scheduler
 from worker.serial_lane import SerialLane
 from worker.spill import Spill
+from worker.warm_start import WarmStart
 
 GPU_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 256, 64
 GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 256
@@ -93,6 +95,16 @@ def open_prefix_cache(
     )
     spill = None if grant.dir is None else Spill(open_store(Path(grant.dir), namespace, grant), grant.write_credit)
     return PrefixCache(namespace, layout, HotTier(grant.hot_bytes), spill, model.new_cache), None
+
+
+def warm_start(
+    spec: LoadSpec, prefix: PrefixCache, deliver: Callable[[Sequence[Block]], None], is_busy: Callable[[], bool]
+) -> WarmStart | None:
+    """None where there is nothing to read from or nothing to read into, or the settings do not want it."""
+    if spec.cache.dir is None or spec.cache.hot_bytes <= 0 or not spec.settings.get("warm_start"):
+        return None
+    store = open_store(Path(spec.cache.dir), prefix.namespace, spec.cache, read_only=True)  # its reads count as nobody's hits
+    return WarmStart(store, spec.cache.hot_bytes, deliver, is_busy)
 
 
 def open_store(root: Path, namespace: Namespace, grant: CacheGrant, *, read_only: bool = False) -> Store:

@@ -68,3 +68,20 @@ def test_freeing_takes_leaves_before_roots_and_resizing_lasts() -> None:
     assert [hot.contains(key) for key in keys(1, 6)] == [True] * 2 + [False] * 4
     hot.resize(0)
     assert (hot.bytes, hot.is_on) == (0, False)
+
+
+def test_filling_takes_only_free_room_and_puts_the_latest_chain_behind_what_is_here() -> None:
+    hot = HotTier(6 * BLOCK_BYTES)
+    put_chain(hot, 1, 2)
+    hot.fill([block(key) for key in (*keys(2, 2), *keys(3, 3))])
+    assert [hot.contains(f"{chain}/{i}") for chain, i in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2))] == [True] * 4 + [False]
+    put_chain(hot, 4, 2)  # the oldest go first: those read back, from the end of the last chain on
+    assert [hot.contains(key) for key in (*keys(2, 2), *keys(3, 2), *keys(1, 2))] == [True, True, False, False, True, True]
+
+
+def test_nothing_is_filled_in_once_something_had_to_go() -> None:
+    hot = HotTier(4 * BLOCK_BYTES)
+    put_chain(hot, 1, 5)
+    hot.free(4 * BLOCK_BYTES)
+    hot.fill([block(key) for key in keys(2, 2)])
+    assert hot.bytes == 0
