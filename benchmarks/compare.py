@@ -37,7 +37,7 @@ def main() -> int:
         args.json.write_text(json.dumps(dataclasses.asdict(results), indent=1))
     print("", heading(args.repeats), *table(results), "", sep="\n")
     kept = list(gates(results))
-    print("gates", *[gate.line() for gate in kept], sep="\n")
+    print("gates" if kept else "too little was measured for any gate", *[gate.line() for gate in kept], sep="\n")
     return 0 if all(gate.holds for gate in kept) else 1
 
 
