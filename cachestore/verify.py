@@ -167,10 +167,14 @@ def _is_its_own_hash(block_id: BlockId) -> bool:
 
 
 def _unreachable(sound: Mapping[str, _Link]) -> int:
-    """A chain starts at token 0; what follows must begin where a sound block before it ends."""
+    """A chain starts at token 0; what follows must begin where a sound block before it ends.
+
+    Snapshots are left out: a model may keep nothing but those, each good by itself.
+    """
+    rows = {key: link for key, link in sound.items() if not _is_snapshot(key)}
     reached: set[str] = set()
-    for key, link in sorted(sound.items(), key=lambda item: item[1].start):
-        before = sound.get(link.parent)
+    for key, link in sorted(rows.items(), key=lambda item: item[1].start):
+        before = rows.get(link.parent)
         if link.start == 0 or (before is not None and link.parent in reached and before.end == link.start):
             reached.add(key)
-    return len(sound) - len(reached)
+    return len(rows) - len(reached)

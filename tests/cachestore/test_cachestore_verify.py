@@ -73,6 +73,12 @@ def test_a_snapshot_is_counted_beside_the_blocks(root: Path, filled: Store) -> N
     assert (counted.blocks, counted.snapshots) == (6, 1)
 
 
+def test_a_model_that_keeps_nothing_but_snapshots_has_nothing_unreachable(root: Path, store: Store) -> None:
+    assert store.put(make_block(replace(CHAIN[3], key=CHAIN[3].key + "s")))
+    [report] = verify(root)
+    assert (report.blocks, report.snapshots, report.unreachable) == (0, 1, 0)
+
+
 def test_stats_are_per_namespace_and_tell_age_and_bytes(root: Path, filled: Store) -> None:
     other = Store(root, replace(make_namespace(), fingerprint="e" * 64, model="org/other"))
     assert other.put(make_block(CHAIN[0]))
