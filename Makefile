@@ -48,7 +48,9 @@ demo: venv $(DEMO_STAMP) openblas
 bench: venv $(DEMO_STAMP) openblas
 	@$(PY) -u -m benchmarks.compare; compared=$$?; $(PY) -u -m benchmarks.prefix && exit $$compared
 
+# The real models are imported once and kept in .venv, so that no test has to wait for it.
 test: venv $(DEMO_STAMP) openblas
+	@PYTHONPATH=. $(PY) -m tests.stands.models
 	$(PY) -m pytest tests
 
 check: lint types imports test

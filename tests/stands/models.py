@@ -226,3 +226,8 @@ def _write_random_weights(path: Path, config: dict[str, object], end_ids: list[i
             values[end_ids] = 0.0
         weights[name] = mx.array(values)
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+if __name__ == "__main__":
+    for prepare in (smollm2_dir, *([gemma3_dir] if has_gemma3() else [])):
+        print(f"model for the tests: {prepare()}", flush=True)
