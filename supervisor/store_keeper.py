@@ -27,6 +27,7 @@ from supervisor.store_limits import store_limits
 log = logging.getLogger("store")
 
 JANITOR = "janitor"
+UNSEEN = "not looked at yet"
 TICK_S = 0.5
 LOOK_LOST_S = 10.0
 """After this long without an answer a look is asked for again: 50,000 files take half a second."""
@@ -77,7 +78,7 @@ class Deleted:
 class StoreKeeper:
     def __init__(self, shell: KeeperShell) -> None:
         self.credits = Credits(store_limits(shell.loaded.settings, shell.paths))
-        self.state = "not looked at yet"
+        self.state = UNSEEN
         self.deleted = Deleted()
         self._shell = shell
         self._writers: dict[str, _Writer] = {}
@@ -190,7 +191,7 @@ class StoreKeeper:
         for worker in self._shell.fleet.workers():
             if worker.beat is not None and worker.beat.cache_trouble is not None:
                 seen.setdefault(worker.beat.cache_trouble, []).append(worker.model)
-        if not seen and self.state not in ("ok", "missing") and self.credits.disk_bytes is not None:
+        if not seen and self.state not in (UNSEEN, "ok", "missing"):
             seen[f"{self.state}: {self._shell.paths.cache}"] = []
         return [
             f"the prefix cache on disk is not in use{' by ' + ', '.join(sorted(models)) if models else ''}: {trouble}"
