@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,25 @@ def test_a_miss_is_explained_by_its_request_id(server: Server) -> None:
 def test_a_request_that_nobody_remembers_is_said_so(server: Server) -> None:
     done = server.ctl("cache", "explain", "req_unheard_of", check=False)
     assert done.returncode != 0 and "req_unheard_of" in done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["native", "int8"])
+def test_a_model_that_is_loaded_again_reads_its_last_conversations_back_into_ram(tiny: Path, dtype: str) -> None:
+    with running({"tiny": tiny}, {"cache": {"ssd_dtype": dtype}}) as server:
+        first = ask(server, ("user", RULES))
+        server.ctl("unload", "tiny")
+        server.ctl("load", "tiny")
+        server.wait_for(lambda: (server.model("tiny")["beat"] or {}).get("hot_bytes"), 10, "blocks are back in RAM")
+        assert ask(server, ("user", RULES)).cached_tokens == (prompt_tokens(first) - 1) // 64 * 64
+        sizes = {file.stat().st_size for file in (server.home / "cache").rglob("*.safetensors")}
+        native_bytes = 512 * 64
+        assert all((size > native_bytes) == (dtype == "native") for size in sizes), sizes
+        assert server.model("tiny")["cache"].endswith("disk" if dtype == "native" else "disk as int8")
+
+
+def test_six_first_requests_at_once_share_their_prefix(server: Server) -> None:
+    system = f"Six of us: {RULES * 4}"
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda n: ask(server, ("system", system), ("user", f"I am {n}.")), range(6)))
+    computed = sum(prompt_tokens(answer) - answer.cached_tokens for answer in answers)
+    assert computed <= 1.4 * prompt_tokens(answers[0]) + 6 * 64
