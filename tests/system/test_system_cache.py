@@ -77,6 +77,8 @@ def test_stats_join_what_is_on_disk_with_what_the_worker_counts(cached: Server) 
     assert own["namespace"] == namespace["name"]
     assert own["counters"]["blocks_written"] == namespace["blocks"]
     assert own["written_bytes"] > 0 and own["credit_bytes"] > 0
+    documented = (Path(__file__).parents[2] / "docs" / "cache.md").read_text()
+    assert [key for key in own["counters"] if f"`{key}`" not in documented] == []
     text = cached.ctl("cache", "stats").stdout
     assert "tiny" in text and "from RAM" in text and "credit" in text
 
