@@ -19,6 +19,7 @@ from aiohttp import web
 from gateway.app import make_app
 from gateway.control import Control
 from gateway.desk import Desk
+from gateway.http_log import quiet_server_log
 from gateway.link import Link
 from gateway.presence import Presence
 from gateway.workers import Workers
@@ -83,6 +84,7 @@ def main(argv: Sequence[str]) -> None:
         sys.exit("--http-fd is missing")
     settle_in(args.lifeline_fd, lambda: os._exit(1))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    quiet_server_log()
     os.set_inheritable(args.http_fd, False)
     asyncio.run(run(args, socket.socket(fileno=args.http_fd)))
 

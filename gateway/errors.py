@@ -22,6 +22,8 @@ class Outcome:
     param: str | None = None
 
 
+NAME_SHOWN_CHARS = 200
+"""Of a model name in a message: names are the client's, and may be as long as a body."""
 _INVALID = "invalid_request_error"
 _BUSY = "rate_limit_error"
 _SERVER = "server_error"
@@ -106,4 +108,5 @@ def error_response(error: ApiError) -> web.Response:
 
 
 def model_not_found(name: str) -> ApiError:
-    return api_error(Failure(Code.MODEL_NOT_FOUND, f"The model {name!r} does not exist; GET /v1/models lists those that do."))
+    shown = name if len(name) <= NAME_SHOWN_CHARS else f"{name[:NAME_SHOWN_CHARS]}…"
+    return api_error(Failure(Code.MODEL_NOT_FOUND, f"The model {shown!r} does not exist; GET /v1/models lists those that do."))

@@ -78,7 +78,7 @@ class ChatMessage(_Body):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if self.content is None and not self.tool_calls and not self.function_call and self.role not in ("tool", "function"):
-            raise PydanticCustomError("missing_content", "a {role} message needs content", {"role": self.role})
+            raise PydanticCustomError("missing_content", "a message of role {role} needs content", {"role": self.role})
         return self
 
     def plain(self) -> dict[str, object]:

@@ -276,6 +276,14 @@ async def test_a_body_over_the_limit_is_413_also_when_it_unpacks_to_that(stand: 
     assert (await stand.chat())[0] == 200
 
 
+async def test_a_model_name_of_any_length_is_not_sent_back_whole(stand: Stand) -> None:
+    await stand.start()
+    status, body = await stand.chat(model="m" * 1_000_000)
+    error = body["error"]
+    assert (status, error["code"]) == (404, "model_not_found")
+    assert len(error["message"]) < 400
+
+
 @pytest.mark.parametrize(("path", "fields"), [("/v1/chat/completions", CHAT_FIELDS), ("/v1/completions", COMPLETION_FIELDS)])
 def test_the_documentation_lists_the_same_fields(path: str, fields: Fields) -> None:
     (section,) = (part for part in DOCS.read_text().split("\n## ") if part.startswith(f"POST {path}\n"))
