@@ -116,6 +116,10 @@ class Layout:
     def copy_state(self, held: Held) -> "State | None":
         """The sequence's recurrent state as it is now; None when it has not the shape that the warm-up saw."""
         live = [leaf for _, leaf in leaves_of(held.leaves)]
+        stateful = [leaf for leaf, described in zip(live, self.leaves, strict=True) if described.kind is LeafKind.STATE]
+        present = sum(array is not None for leaf in stateful for array in arrays_of(leaf))
+        if present != sum(len(group.members) for group in self.state_groups):
+            return None
         stacked: list[mx.array] = []
         for group in self.state_groups:
             arrays = [arrays_of(live[leaf])[which] for leaf, which in group.members]

@@ -114,6 +114,8 @@ def describe(path: str, leaf: CacheLeaf) -> Leaf:
             return Leaf(path, LeafKind.WINDOW, cast("_Chunked", leaf).chunk_size, "chunked")
         case "ArraysCache":
             present = [index for index, array in enumerate(arrays_of(leaf)) if array is not None]
+            if not present:
+                raise NotCacheable(f"layer {path} has an empty cache after a forward pass")
             return Leaf(path, LeafKind.STATE, None, f"{present} of {len(arrays_of(leaf))}")
         case name:
             raise NotCacheable(f"layer {path} uses {name}, whose content cannot be taken apart")

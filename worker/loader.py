@@ -119,7 +119,20 @@ def _bytes_per_token(leaves: object) -> int:
 
 
 def _sources(model: LanguageModel, cache: Cache) -> tuple[str, ...]:
-    classes = {type(model), *(type(leaf) for leaf in cache)}
-    modules = {cls.__module__ for cls in classes} | {"mlx_lm.models.base", "mlx_lm.models.rope_utils"}
-    found = [inspect.getsourcefile(sys.modules[name]) for name in sorted(modules) if name in sys.modules]
-    return tuple(file for file in found if file)
+    """The model's module and all of mlx_lm's models package that it draws on: kernels and layers live in other files."""
+    found: set[str] = set()
+    to_visit = {type(model).__module__, *(type(leaf).__module__ for leaf in cache)}
+    while to_visit:
+        name = to_visit.pop()
+        found.add(name)
+        to_visit |= {used for used in _modules_used_by(name) if used.startswith("mlx_lm.models.")} - found
+    files = [inspect.getsourcefile(sys.modules[name]) for name in sorted(found) if name in sys.modules]
+    return tuple(file for file in files if file)
+
+
+def _modules_used_by(name: str) -> Iterator[str]:
+    for value in vars(sys.modules[name]).values() if name in sys.modules else ():
+        if inspect.ismodule(value):
+            yield value.__name__
+        elif inspect.isclass(value) or inspect.isfunction(value):
+            yield value.__module__

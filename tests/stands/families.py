@@ -96,13 +96,35 @@ FAMILIES: dict[str, dict[str, object]] = {
         "use_qk_norm": True,
     },
 }
+UNCACHED: dict[str, dict[str, object]] = {
+    "deepseek_v41": {
+        "q_lora_rank": 32,
+        "head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 32,
+        "compress_ratios": [1, 4],
+        "kv_source_layer_ids": [0, 1],
+        "index_source_layer_ids": [0, 1],
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 16,
+        "hc_mult": 2,
+        "hc_sinkhorn_iters": 4,
+    },
+}
+"""Its caches are of a class of its own."""
 WINDOWED = ("gemma3_text", "gpt_oss", "llama4")
 STATEFUL = ("qwen3_next", "qwen3_5", "falcon_h1", "mamba2")
 
 
 def family_model(path: Path, family: str, **overrides: object) -> Path:
     """The family's tiny model, written to `path`."""
-    config = FAMILIES[family] | overrides
+    config = (FAMILIES | UNCACHED)[family] | overrides
     if family == "llama4":  # the text model's part of a larger config
         flat = tiny_model(path.with_name(f"{path.name}-flat"))
         config = {"text_config": json.loads((flat / "config.json").read_text()) | config}

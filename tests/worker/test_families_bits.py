@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,16 @@ from worker.blas import load_openblas
 load_openblas()
 
 import mlx.core as mx  # noqa: E402
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache  # noqa: E402
 
+from worker import snapshots  # noqa: E402
 from worker.checkpoint import open_checkpoint  # noqa: E402
 from worker.hot import HotTier  # noqa: E402
 from worker.kv import Layout  # noqa: E402
-from worker.kv_leaves import why_serial  # noqa: E402
-from worker.lanes import Chunks, Lane  # noqa: E402
+from worker.kv_leaves import NotCacheable, why_serial  # noqa: E402
+from worker.lanes import Chunks, Held, Lane  # noqa: E402
 from worker.loader import LoadedModel, load  # noqa: E402
+from worker.mlx_types import Cache, CacheLeaf  # noqa: E402
 from worker.prefix import PrefixCache  # noqa: E402
 from worker.restore import Restore  # noqa: E402
 from worker.serial_lane import SerialLane  # noqa: E402
@@ -281,3 +284,105 @@ def test_recurrent_state_is_kept_as_exactly_as_it_is(bench: Bench) -> None:
     live = layout.copy_state(held)
     assert live is not None
     assert {name: bytes(t.data) for name, t in live.tensors().items()} == {n: bytes(t.data) for n, t in tensors.items()}
+
+
+def test_quantized_rows_are_kept_as_they_are(tmp_path: Path) -> None:
+    """Models may bring such caches of their own; mlx_lm cannot batch them."""
+    plain = load(open_checkpoint(family_model(tmp_path / "llama", "llama", head_dim=64)), lambda *_: None)
+
+    def new_cache() -> Cache:
+        return [QuantizedKVCache(group_size=32, bits=8) for _ in plain.warm_cache]
+
+    warm_cache = new_cache()
+    mx.eval(plain.model(mx.zeros((1, 8), dtype=mx.int32), cache=warm_cache))
+    bench = Bench("llama", replace(plain, new_cache=new_cache, warm_cache=warm_cache), tmp_path / "store")
+    assert bench.is_serial
+    cold = run(bench, bench.open(disk=True, ram=False), prompt(200), 40)
+    again = run(bench, bench.open(disk=True), prompt(200), 40)
+    turn = run(bench, bench.open(disk=True), [*prompt(200), *cold.ids, 5], 4)
+    bench.close()
+    assert (again.restored_tokens, turn.restored_tokens) == (192, 240)
+    assert distance(cold, again) == 0
+    assert bench.open().layout.parts() != Layout.of(plain.warm_cache).parts()
+
+
+def test_layouts_that_differ_never_share_a_name() -> None:
+    """Windows, array counts and paths are part of it, though the shapes of a short warm-up are the same."""
+    rows = mx.zeros((1, 2, 8, 16))
+
+    def filled(leaf: KVCache | RotatingKVCache) -> CacheLeaf:
+        leaf.update_and_fetch(rows, rows)
+        return leaf
+
+    def state(size: int) -> CacheLeaf:
+        leaf = ArraysCache(size)
+        leaf[0] = mx.zeros((1, 3, 4))
+        return leaf
+
+    caches = [
+        [filled(KVCache())],
+        [filled(KVCache()), filled(KVCache())],
+        [CacheList(filled(KVCache()), filled(KVCache()))],
+        [filled(RotatingKVCache(32))],
+        [filled(RotatingKVCache(64))],
+        [state(1)],
+        [state(2)],
+    ]
+    parts = [tuple(Layout.of(cache).parts()) for cache in caches]
+    assert len(set(parts)) == len(parts)
+
+
+def test_a_cache_that_cannot_be_put_back_is_refused_with_the_reason() -> None:
+    leaf = RotatingKVCache(32, keep=4)
+    leaf.update_and_fetch(mx.zeros((1, 2, 8, 16)), mx.zeros((1, 2, 8, 16)))
+    with pytest.raises(NotCacheable, match="first 4 tokens"):
+        Layout.of([leaf])
+    with pytest.raises(NotCacheable, match="empty"):
+        Layout.of([KVCache()])
+    with pytest.raises(NotCacheable, match="empty"):
+        Layout.of([ArraysCache(2)])
+    with pytest.raises(NotCacheable, match=r"layer 0 uses .*Strange"):
+        Layout.of([Strange()])
+
+
+class Strange:
+    nbytes = 0
+    state = None
+
+
+def test_state_that_is_not_what_the_warm_up_saw_is_not_kept() -> None:
+    """An array that comes up later would be lost in a restore."""
+    leaf = ArraysCache(2)
+    leaf[0] = mx.zeros((1, 3, 4))
+    layout = Layout.of([leaf])
+    assert layout.copy_state(Held(1, 16, [leaf], 0)) is not None
+    leaf[1] = mx.zeros((1, 3, 4))
+    assert layout.copy_state(Held(1, 16, [leaf], 0)) is None
+    leaf[1], leaf[0] = None, mx.zeros((1, 2, 4))
+    assert layout.copy_state(Held(1, 16, [leaf], 0)) is None
+
+
+@pytest.mark.parametrize("bench", ["qwen3_5", "mamba2"], indirect=True)
+def test_snapshots_are_sparse(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of the prompt, every so often, and where the answer ended; not at every block of either."""
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY_TOKENS", 128)
+    run(bench, bench.open(disk=True), prompt(300), 100)
+    kept = [_start(file) + 16 for file in files(bench, snapshots=True)]
+    assert kept == [128, 256, 288, 384, 400]
+
+
+@pytest.mark.parametrize("bench", ["qwen3_5"], indirect=True)
+def test_a_prompt_that_parts_early_goes_on_from_a_snapshot_on_the_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY_TOKENS", 128)
+    cache = bench.open()
+    run(bench, cache, prompt(300), 4)
+    other = [*prompt(200), *prompt(50, seed=9)]
+    answer = run(bench, cache, other, 4)
+    assert answer.restored_tokens == 128
+    assert distance(answer, run(bench, None, other, 4)) < ROUNDING
+
+
+@pytest.mark.parametrize(("bench", "kernel"), [("qwen3_5", "gated_delta"), ("mamba2", "ssm")], indirect=["bench"])
+def test_the_fingerprint_covers_the_code_that_other_files_hold(bench: Bench, kernel: str) -> None:
+    names = {Path(file).stem for file in bench.loaded.source_files}
+    assert {bench.family, kernel, "cache", "base"} <= names

@@ -11,7 +11,7 @@ import pytest
 
 from supervisor.protocol import CacheGrant
 from tests.stands.equality import assert_same_greedy, greedy_ids
-from tests.stands.families import FAMILIES, family_model
+from tests.stands.families import FAMILIES, UNCACHED, family_model
 from tests.stands.models import REPO
 from tests.stands.sink import Answer, ForcedText, RunningEngine
 
@@ -69,6 +69,33 @@ def _wait_for(answer: Answer, rows: int) -> None:
     while len(answer.rows) < rows and not answer.over.is_set():
         assert time.monotonic() < until
         time.sleep(0.002)
+
+
+@pytest.mark.parametrize("family", UNCACHED)
+def test_a_model_whose_cache_cannot_be_taken_apart_is_served_and_says_why(tmp_path: Path, family: str) -> None:
+    model = family_model(tmp_path / family, family)
+    prompts = [prompt(length, seed=length) for length in (150, 30, 61)]
+    with running(model, tmp_path / "store") as e:
+        answers = [e.submit(f"r{i}", tokens, 8) for i, tokens in enumerate(prompts)]
+        assert all(answer.over.wait(60) for answer in answers)
+        again = e.ask("again", prompts[0], 8)
+        assert e.sink.info is not None
+        said = e.sink.info.capabilities
+    assert "LayerCache" in str(said["cache_off_because"])
+    assert "LayerCache" in str(said["one_at_a_time_because"])
+    assert (said["cache"], e.sink.info.cache_namespace, again.cached) == (False, None, 0)
+    for tokens, answer in zip([*prompts, prompts[0]], [*answers, again], strict=True):
+        assert_same_greedy(model, tokens, greedy_ids(model, tokens, 8), answer.ids)
+
+
+def test_a_model_that_cannot_batch_says_so(models: dict[str, Path]) -> None:
+    with running(models["llama4"], None) as e:
+        assert e.sink.info is not None
+        assert "ChunkedKVCache" in str(e.sink.info.capabilities["one_at_a_time_because"])
+        assert e.sink.info.capabilities["cache"] is True
+    with running(models["mamba2"], None) as e:
+        assert e.sink.info is not None
+        assert e.sink.info.capabilities["one_at_a_time_because"] is None
 
 
 EARLIER_PROCESS = """
