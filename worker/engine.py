@@ -69,8 +69,12 @@ class Engine:
         self._mailbox.put(Trim(level=level, target_bytes=target_bytes))
 
     def beat(self) -> EngineBeat:
-        beat = self._meter.beat(time.monotonic())
-        return beat if self._spill is None else dataclasses.replace(beat, cache_trouble=self._spill.trouble)
+        beat, spill = self._meter.beat(time.monotonic()), self._spill
+        if spill is None:
+            return beat
+        # Writing goes on while the engine idles, and what is written must not be charged as credit for longer than need be.
+        cache = {**beat.cache, **spill.counters()}
+        return dataclasses.replace(beat, cache=cache, cache_trouble=spill.trouble, store_written_bytes=spill.written_bytes)
 
     def explain(self, request_id: str) -> list[Explanation]:
         """What became of a request's prompt in the cache; nothing for one that is not remembered."""

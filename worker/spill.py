@@ -4,6 +4,7 @@ Owns the write credit: each block is paid for before it is queued, with the most
 step: what finds no room in the queue or no credit is dropped and counted. Must not know MLX or requests.
 """
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -20,6 +21,7 @@ class Spill:
         self._store = store
         self._writer = Writer(store, PENDING_MAX_BYTES)
         self._credit_bytes = write_credit
+        self._books = threading.Lock()  # guards _spent_bytes and _unsettled: the engine thread pays, the heartbeat adds up
         self._spent_bytes = 0
         self._unsettled: dict[str, int] = {}
         """What was paid for blocks that wait to be written."""
@@ -47,16 +49,22 @@ class Spill:
         if self._credit_bytes is not None and cost_bytes > self._credit_bytes:
             self._dropped += 1
             return
-        if self._writer.submit(block):
-            self._spent_bytes += cost_bytes
-            self._unsettled[block.id.key] = cost_bytes
-            if self._credit_bytes is not None:
-                self._credit_bytes -= cost_bytes
+        with self._books:
+            taken = self._writer.submit(block)
+            if taken:
+                self._spent_bytes += cost_bytes
+                self._unsettled[block.id.key] = cost_bytes
+        if taken and self._credit_bytes is not None:
+            self._credit_bytes -= cost_bytes
 
     def settled_bytes(self) -> int:
-        """Credit spent on writes that are over, whatever came of them: what is on disk of it, a look at the disk will show."""
-        self._unsettled = {key: cost for key, cost in self._unsettled.items() if self.is_pending(key)}
-        return self._spent_bytes - sum(self._unsettled.values())
+        """Credit spent on writes that are over, whatever came of them: what is on disk of it, a look at the disk will show.
+
+        Any thread.
+        """
+        with self._books:
+            self._unsettled = {key: cost for key, cost in self._unsettled.items() if self.is_pending(key)}
+            return self._spent_bytes - sum(self._unsettled.values())
 
     def is_pending(self, key: str) -> bool:
         return self._writer.pending(key) is not None
@@ -86,6 +94,7 @@ class Spill:
         return self._store.counters().blocks_written - before, left
 
     def counters(self) -> dict[str, int]:
+        """Any thread."""
         counted = self._store.counters()
         named = {"cold_hits": counted.hits, "blocks_written": counted.blocks_written, "bytes_read": counted.bytes_read}
         named |= {f"miss_{reason}": n for reason, n in counted.misses.items()}

@@ -83,6 +83,21 @@ def test_stats_join_what_is_on_disk_with_what_the_worker_counts(cached: Server) 
     assert "tiny" in text and "from RAM" in text and "credit" in text
 
 
+def test_what_is_written_while_the_model_idles_is_reported_too(cached: Server) -> None:
+    """Else its credit would stay charged until somebody asks again."""
+    ask(cached, 77, blocks=8)
+
+    def is_settled() -> bool:
+        own = worker(cached)
+        counters = own["counters"]
+        return (
+            counters["blocks_written"] == len(blocks_in(cached.home / "cache"))
+            and own["credit_bytes"] == counters["credit_bytes"]
+        )
+
+    cached.wait_for(is_settled, 5, "all that was written is settled")
+
+
 def test_verify_reads_all_and_names_what_is_damaged(cached: Server) -> None:
     done = cached.ctl("cache", "verify")
     assert "are sound" in done.stdout and "reading" in done.stderr
@@ -263,19 +278,36 @@ def test_a_full_disk_costs_the_cache_and_no_answer(tiny: Path) -> None:
             before = ask(server, 1)
             server.wait_for(lambda: blocks_in(disk), 10, "the blocks are on disk")
             server.wait_for(lambda: worker(server)["credit_bytes"] > MIB, 20, "the worker has credit")
-            fill(disk / "filler")
-            for number in range(2, 8):
-                ask(server, number)
-            server.wait_for(lambda: trouble(server) or not blocks_in(disk), 20, "the disk is seen to be full")
-            assert ask(server, 1) == before
+            with kept_full(disk / "filler"):
+                for number in range(2, 12):
+                    ask(server, number)
+                server.wait_for(lambda: ask(server, int(time.time())) and trouble(server), 20, "status warns")
+                assert "full: " in trouble(server)[0]
+                assert ask(server, 1) == before
+            counters = worker(server)["counters"]
+            assert counters.get("drop_failed", 0) + counters.get("drop_unavailable", 0) > 0
             (disk / "filler").unlink()
             server.wait_for(lambda: ask(server, int(time.time())) and len(blocks_in(disk)) > 4, 50, "blocks are written again")
 
 
-def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 65536)
-        except OSError:
-            pass
+@contextmanager
+def kept_full(path: Path) -> Iterator[None]:
+    """Something else takes every byte, also those that the janitor frees."""
+    over = threading.Event()
+
+    def fill() -> None:
+        with path.open("ab", buffering=0) as file:
+            while not over.wait(0.01):
+                try:
+                    while file.write(b"x" * 4096):
+                        pass
+                except OSError:
+                    continue
+
+    filler = threading.Thread(target=fill)
+    filler.start()
+    try:
+        yield
+    finally:
+        over.set()
+        filler.join()
