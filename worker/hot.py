@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from cachestore.block import Block, BlockId, Tensor
 
+ENDS_MAX = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class HotCounters:
@@ -24,6 +26,8 @@ class HotTier:
         self._blocks: dict[str, Block] = {}  # oldest first
         self._hits = self._evicted = self._refused = 0
         self._may_fill = True
+        self._ends: set[str] = set()
+        """Blocks that were refused since room was last made: what follows them is refused without another look."""
 
     @property
     def is_on(self) -> bool:
@@ -61,14 +65,13 @@ class HotTier:
         """Keeps `block`, which follows the chain `before`; False where there is no room without breaking that chain."""
         if block.id.key in self._blocks:
             return True
-        if block.nbytes > self._limit_bytes:
-            self._refused += 1
-            return False
+        if block.nbytes > self._limit_bytes or (before and before[-1] in self._ends):
+            return self._refuse(block)
         if self._bytes + block.nbytes > self._limit_bytes:
             self._shrink(self._limit_bytes - block.nbytes, keep_newest=self.touch(before))
         if self._bytes + block.nbytes > self._limit_bytes:
-            self._refused += 1
-            return False
+            return self._refuse(block)
+        self._ends.discard(block.id.key)
         self._blocks[block.id.key] = block
         self._bytes += block.nbytes
         return True
@@ -90,11 +93,19 @@ class HotTier:
 
     def resize(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self._ends.clear()
         self._shrink(limit_bytes)
 
     def free(self, target_bytes: int) -> None:
         """Gives back that much now; the limit stays."""
+        self._ends.clear()
         self._shrink(max(0, self._bytes - target_bytes))
+
+    def _refuse(self, block: Block) -> bool:
+        self._refused += 1
+        if len(self._ends) < ENDS_MAX:
+            self._ends.add(block.id.key)
+        return False
 
     def _shrink(self, to_bytes: int, keep_newest: int = 0) -> None:
         while self._bytes > to_bytes and len(self._blocks) > keep_newest:

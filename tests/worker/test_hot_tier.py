@@ -1,5 +1,6 @@
 """The RAM tier's promises, over any order of uses: never over its limit, never a chain that lacks its beginning."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,3 +86,18 @@ def test_nothing_is_filled_in_once_something_had_to_go() -> None:
     hot.free(4 * BLOCK_BYTES)
     hot.fill([block(key) for key in keys(2, 2)])
     assert hot.bytes == 0
+
+
+def test_the_rest_of_a_chain_that_found_no_room_is_refused_without_another_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at all blocks before it, for each of thousands of blocks, took seconds."""
+    hot, looks = HotTier(4 * BLOCK_BYTES), []
+    touch = HotTier.touch
+    monkeypatch.setattr(HotTier, "touch", lambda hot, chain: (looks.append(len(chain)), touch(hot, chain))[1])
+    names = keys(1, 50)
+    for i, name in enumerate(names):
+        hot.put(block(name), names[:i])
+    assert looks == [4]
+    hot.resize(6 * BLOCK_BYTES)
+    for i, name in enumerate(names):
+        hot.put(block(name), names[:i])
+    assert [hot.contains(name) for name in names[:7]] == [True] * 6 + [False]
