@@ -97,7 +97,7 @@ class PrefixCache:
         if self.layout.has_state:
             snapshot = self._snapshots.take(chain, held, tokens, prompt_tokens)
             if snapshot is not None:
-                self.keep(chain, snapshot)
+                self.keep(chain, snapshot, follows_own_rows=True)
         if not chain.tail_captured and held.tokens >= prompt_tokens - 1:
             chain.tail_captured = True
             self._keep_tail(chain, held, tokens, prompt_tokens - 1)
@@ -107,7 +107,7 @@ class PrefixCache:
         snapshot = self._snapshots.leave(chain)
         keys = chain.keys(chain.captured)
         if snapshot is not None:
-            self.keep(chain, snapshot)
+            self.keep(chain, snapshot, follows_own_rows=True)
             keys.append(snapshot.id.key)
         self.touch(keys)
 
@@ -117,11 +117,10 @@ class PrefixCache:
         if keys and self.spill is not None:
             self.spill.touch(keys)
 
-    def keep(self, chain: Chain, block: Block) -> None:
-        """A block of this chain, its tail, or a snapshot in it."""
+    def keep(self, chain: Chain, block: Block, *, follows_own_rows: bool = False) -> None:
+        """A block of this chain, its tail, or a snapshot in it, which comes after the rows of its block."""
         index = block.id.start // self.block_tokens
-        before = [key for key in chain.keys(index + 1) if key != block.id.key]  # a snapshot comes after its own block's rows
-        self.hot.put(block, before)
+        self.hot.put(block, chain.keys(index + follows_own_rows))
         if len(block.id.tokens) == self.block_tokens:
             self.write_through(block)
 

@@ -97,7 +97,7 @@ class Restore:
                 continue
             tensors, tier = self._find(wanted)
             if tensors is not None and assembly.add_state(tensors):
-                self._keep_where_missing(Block(wanted, tensors), tier)
+                self._keep_where_missing(Block(wanted, tensors), tier, follows_own_rows=True)
                 return blocks, tier
         return 0, "hot"
 
@@ -124,9 +124,9 @@ class Restore:
         tensors, is_cold = self._prefix.find(wanted)
         return tensors, "cold" if is_cold else "hot"
 
-    def _keep_where_missing(self, block: Block, tier: Tier) -> None:
+    def _keep_where_missing(self, block: Block, tier: Tier, *, follows_own_rows: bool = False) -> None:
         if tier == "cold":
-            self._prefix.keep(self._chain, block)
+            self._prefix.keep(self._chain, block, follows_own_rows=follows_own_rows)
         else:  # its write may have been dropped, or the janitor was here since
             self._prefix.write_through(block)
 

@@ -69,6 +69,24 @@ FAMILIES: dict[str, dict[str, object]] = {
         "time_step_limit": [0.0, float("inf")],
         "time_step_rank": "auto",
     },
+    "lfm2": {
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention"],
+    },
+    "recurrent_gemma": {
+        "attention_bias": False,
+        "conv1d_width": 4,
+        "logits_soft_cap": 30.0,
+        "attention_window_size": WINDOW,
+        "block_types": ["recurrent", "attention"],
+        "num_key_value_heads": 1,
+    },
     "deepseek_v32": {
         "index_head_dim": 32,
         "index_n_heads": 2,
@@ -118,8 +136,8 @@ UNCACHED: dict[str, dict[str, object]] = {
     },
 }
 """Its caches are of a class of its own."""
-WINDOWED = ("gemma3_text", "gpt_oss", "llama4")
-STATEFUL = ("qwen3_next", "qwen3_5", "falcon_h1", "mamba2")
+WINDOWED = ("gemma3_text", "gpt_oss", "recurrent_gemma", "llama4")
+STATEFUL = ("qwen3_next", "qwen3_5", "falcon_h1", "mamba2", "lfm2", "recurrent_gemma")
 
 
 def family_model(path: Path, family: str, **overrides: object) -> Path:

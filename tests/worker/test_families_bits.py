@@ -286,6 +286,24 @@ def test_recurrent_state_is_kept_as_exactly_as_it_is(bench: Bench) -> None:
     assert {name: bytes(t.data) for name, t in live.tensors().items()} == {n: bytes(t.data) for n, t in tensors.items()}
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5"])
+def test_models_in_bfloat16_restore_bit_for_bit(tmp_path: Path, family: str) -> None:
+    path = family_model(tmp_path / family, family)
+    weights = mx.load(str(path / "model.safetensors"))
+    halved = {name: array if name.endswith("A_log") else array.astype(mx.bfloat16) for name, array in weights.items()}
+    mx.eval(halved)
+    mx.save_safetensors(str(path / "model.safetensors"), halved)
+    bench = Bench(family, load(open_checkpoint(path), lambda *_: None), tmp_path / "store")
+    cold = run(bench, bench.open(ram=False, disk=True), prompt(200))
+    again = run(bench, bench.open(disk=True), prompt(200))
+    bench.close()
+    layout = Layout.of(bench.loaded.warm_cache)
+    assert {group.dtype for group in layout.row_groups} == {mx.bfloat16}
+    assert not layout.has_state or mx.float32 in {group.dtype for group in layout.state_groups}
+    assert again.restored_tokens == 192
+    assert distance(cold, again) == 0
+
+
 def test_quantized_rows_are_kept_as_they_are(tmp_path: Path) -> None:
     """Models may bring such caches of their own; mlx_lm cannot batch them."""
     plain = load(open_checkpoint(family_model(tmp_path / "llama", "llama", head_dim=64)), lambda *_: None)
