@@ -110,6 +110,8 @@ class Sampling(Part, frozen=True, kw_only=True):
     n: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
 
 
 class Prompt(Part, frozen=True, kw_only=True):
@@ -173,6 +175,7 @@ class Row(Part, frozen=True, kw_only=True):
     choice: int = 0
     pieces: list[Piece] = []
     logprobs: list[dict[str, object]] | None = None
+    """One entry per token of this row: id, token, bytes, logprob and `top`, the same of the most likely ones."""
     finish: FinishReason | None = None
     stop_string: str | None = None
     usage: Usage | None = None
@@ -192,7 +195,13 @@ class SlotStatus(Part, frozen=True, kw_only=True):
     estimate_bytes: int = 0
     charged_bytes: int = 0
     created: float = 0.0
+    measured_bytes: int = 0
+    """What a meter says the worker's process takes now; 0 = not measured."""
     aliases: list[str] = []
+    profiles: list[str] = []
+    """Served as `id:profile` by the same worker."""
+    pinned: bool = False
+    ttl_s: float | None = None
     gen: int = 0
     pid: int | None = None
     leases: int = 0
@@ -236,6 +245,10 @@ class ServerStatus(Part, frozen=True, kw_only=True):
     home: str
     budget_bytes: int
     charged_bytes: int
+    reserve_bytes: int = 0
+    """Memory that no model gets: what the tier leaves to the system, and what limits of the user's or of Metal's take away."""
+    measured_bytes: int = 0
+    """All processes of the server together, as metered."""
     models: list[SlotStatus] = []
     children: list[ChildStatus] = []
     warnings: list[str] = []
@@ -570,11 +583,13 @@ class Submit(Message, frozen=True, kw_only=True):
     tool_choice: str | dict[str, object] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, object] | None = None
+    """`type` json_object, json_schema, regex, choice or grammar, and under `schema`, `regex`, … what the answer must match."""
     reasoning: Reasoning | None = None
     template_kwargs: dict[str, object] | None = None
     continue_final: bool = False
     sampling: Sampling = Sampling()
     logprobs: int | None = None
+    """How many of the most likely tokens to report beside each token; 0 reports that one alone."""
     echo: bool = False
     stop: list[str] = []
     max_tokens: int | None = None

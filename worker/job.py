@@ -12,6 +12,26 @@ from supervisor.protocol import CacheGrant, Grants, ModelRef, Row, Sampling
 LoadStage = Literal["import", "tokenizer", "weights", "joining", "warm"]
 
 
+class Matcher(Protocol):
+    """llguidance's LLMatcher as an engine uses it: how far an answer has come in its grammar. Never raises for bad tokens."""
+
+    def deep_copy(self) -> "Matcher": ...
+
+    def consume_token(self, sampled_token: int) -> bool: ...
+
+    def is_stopped(self) -> bool:
+        """Nothing but an end token may follow."""
+        ...
+
+    def is_error(self) -> bool: ...
+
+    def get_error(self) -> str: ...
+
+    def compute_logit_bias(self) -> bytes:
+        """One byte per token: 0 where it must not come next."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One request, tokenized. `prompt` plus `max_tokens` fits the context: the shell has seen to it."""
@@ -27,6 +47,16 @@ class Job:
     """time.monotonic()"""
     priority: int = 0
     """Larger goes first; equal ones in order of arrival."""
+    logprobs: int | None = None
+    """How many of the most likely tokens to report beside each token; 0 reports that one alone."""
+    echo: str | None = None
+    """The prompt's text, to be said before the answer; with `logprobs`, each of the prompt's tokens is scored too."""
+    matcher: Matcher | None = None
+    """The grammar that the answer must follow, at its start; to be copied, not used."""
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.echo is not None and self.logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,30 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import msgspec
+
 from supervisor.protocol import Accepted, Code, Problem, Result, Row, Rows, Submit, Usage
 from worker.engine import Engine
-from worker.job import Job
+from worker.job import Job, Matcher
 from worker.link_gateway import GatewayLink
 from worker.link_sink import hop
 from worker.prompt import FittedPrompt, Refused, fitted_prompt, refuse_unsupported
+from worker.structured import compiled
 from worker.text import Text
+from worker.token_names import be_readable, named
+from worker.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
 UNLOADING = "the model is being unloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the pool makes of a request."""
+
+    prompt: FittedPrompt
+    matcher: Matcher | None = None
+    echo: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +43,8 @@ class Request:
     submitted_at: float
     prompt: FittedPrompt | None = None
     """None while the pool is at it; the engine has the request from then on."""
+    unfinished: int = 1
+    """Choices whose last row is still to come."""
     cancelled: bool = False
     too_late: bool = False
     deadline: asyncio.TimerHandle | None = None
@@ -52,6 +68,7 @@ class ModelRequests:
         self._loop = asyncio.get_running_loop()
         self._requests: dict[str, Request] = {}
         self._model: LoadedModel | None = None
+        self._vocabulary: Vocabulary | None = None
         self._refusing = False
 
     @property
@@ -62,22 +79,23 @@ class ModelRequests:
     def open(self, model: LoadedModel) -> None:
         """From now on requests are served."""
         self._model = model
+        self._vocabulary = Vocabulary(model.text.tokenizer, model.text.vocab_size, model.text.eos_ids)
 
     # ------------------------------------------------------------------ from the gateways
 
     def submit(self, gateway: GatewayLink, message: Submit) -> None:
-        request = Request(gateway, gateway.epoch, message, time.monotonic())
+        request = Request(gateway, gateway.epoch, message, time.monotonic(), unfinished=message.sampling.n or 1)
         if message.rid in self._requests:
             request.refuse(Code.BAD_REQUEST, f"request id {message.rid!r} is already in use")
         elif self._refusing:
             request.refuse(Code.SHUTTING_DOWN, UNLOADING)
-        elif self._model is None:
+        elif self._model is None or self._vocabulary is None:
             request.refuse(Code.BUSY, "the model is still loading", retryable=True)
         else:
             self._requests[message.rid] = request
             if message.deadline_ms is not None:
                 request.deadline = self._loop.call_later(message.deadline_ms / 1000, self._too_late, request)
-            prepared = self._pool.submit(prepare, self._model, message)
+            prepared = self._pool.submit(prepare, self._model, self._vocabulary, message)
             prepared.add_done_callback(lambda done: hop(self._loop, self._prepared, request, done))
 
     def cancel(self, rid: str) -> None:
@@ -102,13 +120,13 @@ class ModelRequests:
 
     # ------------------------------------------------------------------ from the pool
 
-    def _prepared(self, request: Request, done: "Future[FittedPrompt]") -> None:
+    def _prepared(self, request: Request, done: "Future[Prepared]") -> None:
         rid = request.submit.rid
         if self._requests.get(rid) is not request or self._model is None:
             return  # dropped meanwhile
         error = done.exception()
         if request.cancelled:
-            self._end_cancelled(rid)
+            self._end_cancelled(request)
         elif isinstance(error, Refused):
             self.refuse(rid, error.code, error.message)
         elif error is not None:
@@ -117,14 +135,17 @@ class ModelRequests:
         elif request.submit.task == "count":
             self._count(request, done.result(), self._model)
         else:
-            request.prompt = done.result()
-            self._model.engine.submit(job(request.submit, request.prompt, request.submitted_at))
+            prepared = done.result()
+            request.prompt = prepared.prompt
+            self._model.engine.submit(job(request.submit, prepared, request.submitted_at))
 
-    def _end_cancelled(self, rid: str) -> None:
-        self.rows([Row(rid=rid, seq=0, tokens=0, finish="cancelled", usage=Usage(prompt_tokens=0, completion_tokens=0))])
+    def _end_cancelled(self, request: Request) -> None:
+        usage = Usage(prompt_tokens=0, completion_tokens=0)
+        choices, rid = range(request.unfinished), request.submit.rid
+        self.rows([Row(rid=rid, choice=choice, seq=0, tokens=0, finish="cancelled", usage=usage) for choice in choices])
 
-    def _count(self, request: Request, prompt: FittedPrompt, model: LoadedModel) -> None:
-        counted: dict[str, object] = {"prompt_tokens": len(prompt.ids), "context": model.context}
+    def _count(self, request: Request, prepared: Prepared, model: LoadedModel) -> None:
+        counted: dict[str, object] = {"prompt_tokens": len(prepared.prompt.ids), "context": model.context}
         if "cache" not in request.submit.want:
             self._answer(request, counted)
             return
@@ -132,14 +153,14 @@ class ModelRequests:
         def probed(hot: int, cold: int) -> None:
             hop(self._loop, self._answer, request, {**counted, "hot": hot, "cold": cold})
 
-        model.engine.probe(job(request.submit, prompt, request.submitted_at), probed)
+        model.engine.probe(job(request.submit, prepared, request.submitted_at), probed)
 
     def _answer(self, request: Request, data: dict[str, object]) -> None:
         rid = request.submit.rid
         if self._requests.get(rid) is not request:
             return  # dropped meanwhile
         if request.cancelled:
-            self._end_cancelled(rid)
+            self._end_cancelled(request)
         else:
             request.gateway.send(Result(epoch=request.epoch, rid=rid, data=data))
             self._forget(rid)
@@ -171,11 +192,21 @@ class ModelRequests:
             if row.finish == "cancelled" and request.too_late:
                 self.refuse(row.rid, Code.DEADLINE, "the request's deadline has passed")
                 continue
-            wanted.setdefault(request.gateway, []).append(row)
+            wanted.setdefault(request.gateway, []).append(self._named(row, request))
             if row.finish is not None:
-                self._forget(row.rid)
+                request.unfinished -= 1
+                if not request.unfinished:
+                    self._forget(row.rid)
         for gateway, theirs in wanted.items():
             gateway.send(Rows(epoch=gateway.epoch, rows=theirs))
+
+    def _named(self, row: Row, request: Request) -> Row:
+        if row.logprobs is None or self._vocabulary is None:
+            return row
+        logprobs = row.logprobs
+        if request.submit.task == "chat" and row.finish == "stop" and row.stop_string is None:
+            logprobs = logprobs[:-1]  # the end token is no part of a message; lm-eval counts on it in a completion
+        return msgspec.structs.replace(row, logprobs=named(self._vocabulary, logprobs))
 
     def refuse(self, rid: str, code: str, message: str) -> None:
         """That request is over; no effect if it already was."""
@@ -203,22 +234,35 @@ class ModelRequests:
             request.deadline.cancel()
 
 
-def prepare(model: LoadedModel, submit: Submit) -> FittedPrompt:
+def prepare(model: LoadedModel, vocabulary: Vocabulary, submit: Submit) -> Prepared:
     """In the pool. Raises Refused."""
-    if submit.task != "count":
-        refuse_unsupported(submit)
+    if submit.task == "count":
+        return Prepared(_fitted(model, submit))
+    refuse_unsupported(submit)
+    matcher = compiled(vocabulary, submit.response_format)
+    prompt = _fitted(model, submit)
+    if submit.logprobs is not None:
+        be_readable(vocabulary)
+    echo = submit.prompt.text if submit.prompt.text is not None else model.text.decode(prompt.ids)
+    return Prepared(prompt, matcher, echo if submit.echo else None)
+
+
+def _fitted(model: LoadedModel, submit: Submit) -> FittedPrompt:
     return fitted_prompt(model.text, submit, model.context, model.volatile_headers)
 
 
-def job(submit: Submit, prompt: FittedPrompt, submitted_at: float) -> Job:
+def job(submit: Submit, prepared: Prepared, submitted_at: float) -> Job:
     return Job(
         rid=submit.rid,
-        prompt=prompt.ids,
+        prompt=prepared.prompt.ids,
         sampling=submit.sampling,
-        max_tokens=prompt.max_tokens,
+        max_tokens=prepared.prompt.max_tokens,
         stops=tuple(submit.stop),
         cache_salt=submit.cache_salt or "",
         lease=submit.lease,
         submitted_at=submitted_at,
         priority=submit.priority,
+        logprobs=submit.logprobs,
+        echo=prepared.echo,
+        matcher=prepared.matcher,
     )

@@ -83,11 +83,8 @@ def reasoning_kwargs(reasoning: Reasoning | None) -> dict[str, object]:
 def refuse_unsupported(submit: Submit) -> None:
     """What would change the answer and is not built must not be ignored. Raises Refused."""
     asked = {
-        "n": (submit.sampling.n or 1) > 1,
-        "logprobs": submit.logprobs is not None,
-        "echo": submit.echo,
+        "echo in a chat": submit.echo and submit.task == "chat",
         "tool_choice": submit.tool_choice not in (None, "auto", "none"),
-        "response_format": _asks_for_format(submit.response_format),
         "reasoning.budget": submit.reasoning is not None and submit.reasoning.budget is not None,
         "want": bool(submit.want),
         "blobs": bool(submit.blobs),
@@ -97,10 +94,6 @@ def refuse_unsupported(submit: Submit) -> None:
         names.append(f"task {submit.task}")
     if names:
         raise Refused(Code.UNSUPPORTED, f"not supported by this model's worker: {', '.join(names)}")
-
-
-def _asks_for_format(response_format: dict[str, object] | None) -> bool:
-    return response_format is not None and cast("object", response_format.get("type")) != "text"
 
 
 def volatile_headers_of(settings: Mapping[str, object]) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """From a request's sampling parameters to mlx_lm's sampler and logits processors.
 
-Order of filters as in Hugging Face's: temperature, top_k, top_p, min_p. One sampler object serves every request with equal
-parameters, so a whole batch is drawn in one call; a seeded request has its own with its own key, so its draws do not depend on
-its neighbours. Used on the engine thread only; must not know engines, text or requests.
+Order of filters as in Hugging Face's: temperature, top_k, top_p, min_p; then XTC. One sampler object serves every request with
+equal parameters, so a whole batch is drawn in one call; a seeded request has its own with its own key, so its draws do not
+depend on its neighbours. Used on the engine thread only; must not know engines, text or requests.
 """
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -20,6 +20,8 @@ TOP_P_CANDIDATES = 1024
 """Sorting a whole vocabulary of 49k takes 44 ms a step at 8 rows on a CPU, partitioning off this many first 5.5 ms."""
 REPETITION_WINDOW_TOKENS = 20
 """mlx_lm's default."""
+XTC_THRESHOLD = 0.1
+"""llama.cpp's default."""
 NOTHING = -math.inf
 
 
@@ -31,6 +33,10 @@ class Shape:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = XTC_THRESHOLD
+    spared: tuple[int, ...] = ()
+    """End tokens, which XTC leaves alone: without them answers would not end."""
 
 
 def check(sampling: Sampling, vocab_size: int) -> None:
@@ -42,15 +48,22 @@ def check(sampling: Sampling, vocab_size: int) -> None:
         raise BadJob(f"repetition_penalty must be greater than 0, not {sampling.repetition_penalty}.")
     if sampling.temperature is not None and not sampling.temperature >= 0:
         raise BadJob(f"temperature must be at least 0, not {sampling.temperature}.")
+    for name, value in (("xtc_probability", sampling.xtc_probability), ("xtc_threshold", sampling.xtc_threshold)):
+        if value is not None and not 0 <= value <= 1:
+            raise BadJob(f"{name} must be between 0 and 1, not {value}.")
 
 
-def sampler_for(sampling: Sampling, choice: int = 0) -> Sampler:
+def sampler_for(sampling: Sampling, choice: int = 0, eos_ids: frozenset[int] = frozenset()) -> Sampler:
     """`choice` tells the answers of one seeded request with n > 1 apart."""
     temperature = 1.0 if sampling.temperature is None else sampling.temperature
     if temperature < GREEDY_BELOW or sampling.top_k == 1:
         return greedy
     top_p = 1.0 if sampling.top_p is None else sampling.top_p
     shape = Shape(temperature, max(0, sampling.top_k or 0), top_p, sampling.min_p or 0.0)
+    if sampling.xtc_probability:
+        threshold = XTC_THRESHOLD if sampling.xtc_threshold is None else sampling.xtc_threshold
+        spared = tuple(sorted(eos_ids))
+        shape = replace(shape, xtc_probability=sampling.xtc_probability, xtc_threshold=threshold, spared=spared)
     if sampling.seed is None:
         return _shared(shape)
     return _seeded(shape, sampling.seed + choice)
@@ -89,6 +102,9 @@ def draw(logprobs: mx.array, *, shape: Shape, key: mx.array | None = None) -> mx
     if shape.min_p > 0.0:
         floor = mx.max(logits, axis=-1, keepdims=True) + math.log(shape.min_p)
         logits = mx.where(logits < floor, NOTHING, logits)
+    if shape.xtc_probability > 0.0:
+        xtc_key, key = (None, None) if key is None else mx.random.split(key)
+        logits = _without_top_choices(logits, ids, shape, xtc_key)
     drawn = mx.random.categorical(logits, axis=-1, key=key)
     return drawn if ids is None else mx.take_along_axis(ids, drawn[:, None], axis=-1).squeeze(-1)
 
@@ -116,6 +132,18 @@ def _nucleus(logits: mx.array, ids: mx.array | None, top_p: float) -> tuple[mx.a
     # The most likely token always stays: top_p 0 means greedy.
     outside = (before >= top_p) & (mx.arange(logits.shape[-1]) > 0)
     return mx.where(outside, NOTHING, logits), order if ids is None else mx.take_along_axis(ids, order, axis=-1)
+
+
+def _without_top_choices(logits: mx.array, ids: mx.array | None, shape: Shape, key: mx.array | None) -> mx.array:
+    """XTC: with its probability, a row loses all tokens above the threshold but the least likely of them."""
+    probabilities = mx.softmax(logits, axis=-1)
+    tokens = mx.arange(logits.shape[-1]) if ids is None else ids
+    above = (probabilities >= shape.xtc_threshold) & (probabilities > 0)
+    for token in shape.spared:
+        above = above & (tokens != token)
+    least = mx.min(mx.where(above, logits, math.inf), axis=-1, keepdims=True)
+    is_excluding = mx.random.uniform(shape=(logits.shape[0], 1), key=key) < shape.xtc_probability
+    return mx.where(is_excluding & above & (logits > least), NOTHING, logits)
 
 
 def processors_for(sampling: Sampling, prompt_tokens: int, vocab_size: int, eos_ids: frozenset[int]) -> list[Processor]:

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from supervisor.protocol import Code, Grant, Row, Trim
 from worker.blas import set_blas_threads
+from worker.controls import Controls
 from worker.explain import PromptMemory
 from worker.faults import EXIT_FAILED, FAULTS_IN_A_ROW, BadJob, code_of
 from worker.job import EngineBeat, Job, Sink, Text
@@ -24,7 +25,8 @@ from worker.memory import limit_memory
 from worker.meter import Meter
 from worker.prefix import PrefixCache
 from worker.restore import Restore, Restored
-from worker.sampling import check, processors_for, sampler_for
+from worker.sampling import check
+from worker.scoring import Scored, Scoring
 from worker.sequence import Sequence, Stage
 from worker.serial_lane import SerialLane
 
@@ -54,7 +56,7 @@ class Scheduler:
         self._new_lane = new_lane
         self._lanes: dict[Lane | SerialLane, dict[int, Sequence]] = {new_lane(): {}}
         self._waiting = Line()
-        self._restoring: tuple[Sequence, Restore] | None = None
+        self._restoring: tuple[Sequence, Restore | Scoring] | None = None
         self._faults_in_a_row = 0
         self._published_at = 0.0
 
@@ -111,7 +113,7 @@ class Scheduler:
             return
         position = len(self._waiting)
         for choice in range(job.sampling.n or 1):
-            chain = None if self.prefix is None else self.prefix.new_chain(job.cache_salt)
+            chain = None if self.prefix is None or job.scores_prompt else self.prefix.new_chain(job.cache_salt)
             sequence = Sequence(job, choice, self._text.stream(job.prompt, job.stops), self._text.eos_ids, chain)
             self._waiting.join(sequence)
         self._sink.accepted(job.rid, *self._probe(job), position)
@@ -125,7 +127,7 @@ class Scheduler:
         check(job.sampling, vocab_size)
 
     def _probe(self, job: Job) -> tuple[int, int]:
-        if self.prefix is None:
+        if self.prefix is None or job.scores_prompt:
             return 0, 0
         return self.prefix.probe(self.prefix.new_chain(job.cache_salt), job.prompt)
 
@@ -193,7 +195,9 @@ class Scheduler:
             return
         sequence = self._waiting.next()
         sequence.restoring(time.monotonic())
-        if self.prefix is None or sequence.chain is None:
+        if sequence.job.scores_prompt:
+            self._restoring = (sequence, self._scoring(sequence.job, lane))
+        elif self.prefix is None or sequence.chain is None:
             self._prefill(lane, sequence, Restored())
         else:
             self._restoring = (sequence, Restore(self.prefix, sequence.chain, sequence.job.prompt))
@@ -204,20 +208,31 @@ class Scheduler:
         sequence, restore = self._restoring
         try:
             restored = restore.advance(time.monotonic() + RESTORE_SLICE_S)
-        except Exception:  # whatever is wrong with the cache, the request can do without it
-            _log.exception("restoring a prefix failed")
+        except Exception as e:  # whatever is wrong with the cache, the request can do without it; not so without its scores
+            _log.exception("restoring or scoring a prefix failed")
+            if isinstance(restore, Scoring):
+                self._drop({sequence.job.rid})
+                self._sink.error(sequence.job.rid, code_of(e), f"The model failed while scoring the prompt: {e}")
+                return
             restored = Restored()
+        if isinstance(restore, Scoring):
+            self._meter.advance(1)
+            sequence.prompt_logprobs = restore.entries
         if restored is not None:
             self._restoring = None
             self._prefill(lane, sequence, restored)
 
-    def _prefill(self, lane: Lane | SerialLane, sequence: Sequence, restored: Restored) -> None:
+    def _scoring(self, job: Job, lane: Lane | SerialLane) -> Scoring:
+        loaded = self._loaded
+        chunk_tokens = lane.chunks.busy_tokens
+        return Scoring(loaded.model, loaded.new_cache(), job.prompt, job.logprobs or 0, loaded.vocab_size, chunk_tokens)
+
+    def _prefill(self, lane: Lane | SerialLane, sequence: Sequence, restored: Restored | Scored) -> None:
         job = sequence.job
-        sampler = sampler_for(job.sampling, sequence.choice)
-        processors = processors_for(job.sampling, len(job.prompt), self._loaded.vocab_size, self._text.eos_ids)
+        sequence.watch = controls = Controls(job, sequence.choice, self._loaded.vocab_size, self._text.eos_ids)
         cache = self._loaded.new_cache() if restored.cache is None else restored.cache
         edge = 0 if sequence.chain is None else sequence.chain.branch_tokens
-        uid = lane.insert(job.prompt, restored.tokens, cache, sampler, processors, edge)
+        uid = lane.insert(job.prompt, restored.tokens, cache, controls.sampler, controls.processors, edge)
         self._lanes[lane][uid] = sequence
         sequence.prefilling(time.monotonic(), restored.hot_tokens, restored.cold_tokens)
         if self.prefix is not None and sequence.chain is not None:

@@ -5,6 +5,7 @@ Must not know MLX, batches or sockets.
 """
 
 from enum import StrEnum
+from typing import Protocol
 
 from supervisor.protocol import FinishReason, Piece, Row, Timings, Usage
 from worker.chain import Chain
@@ -17,6 +18,15 @@ class Stage(StrEnum):
     PREFILLING = "prefilling"
     DECODING = "decoding"
     DONE = "done"
+
+
+class Watch(Protocol):
+    """`worker.controls.Controls` as a sequence uses it."""
+
+    @property
+    def trouble(self) -> str | None: ...
+
+    def logprobs(self, position: int, token: int) -> list[dict[str, object]] | None: ...
 
 
 class Sequence:
@@ -32,6 +42,9 @@ class Sequence:
         """What the lane's cache holds of it, as last seen."""
         self.cached_hot = 0
         self.cached_cold = 0
+        self.watch: Watch | None = None
+        self.prompt_logprobs: list[dict[str, object]] = []
+        """Said with the first row."""
         self._stream = stream
         self._eos_ids = eos_ids
         self._ignore_eos = bool(job.sampling.ignore_eos)
@@ -53,23 +66,36 @@ class Sequence:
 
     def take(self, token: int, now: float) -> Row:
         """The row that this token makes; `stage` is DONE after the last one."""
+        logprobs = None if self.watch is None else self.watch.logprobs(len(self.tokens), token)
+        text = ""
         if self._first_token_at is None:
             self.stage, self._first_token_at = Stage.DECODING, now
+            text = self.job.echo or ""
+            logprobs = logprobs if logprobs is None else [*self.prompt_logprobs, *logprobs]
         self.tokens.append(token)
         is_end = token in self._eos_ids
+        if self.watch is not None and self.watch.trouble is not None:
+            return self._last_row("error", text, now)
         if is_end and not self._ignore_eos:
-            return self._last_row("stop", self._stream.close(), now)
-        shown = "" if is_end else self._stream.push(token)
+            return self._last_row("stop", text + self._stream.close(), now, logprobs=logprobs)
+        text += "" if is_end else self._stream.push(token)
         if self._stream.stopped_by is not None:
-            return self._last_row("stop", shown, now, self._stream.stopped_by)
+            return self._last_row("stop", text, now, self._stream.stopped_by, logprobs)
         if self.generated >= self.job.max_tokens:
-            return self._last_row("length", shown + self._stream.close(), now)
-        return self._row(shown)
+            return self._last_row("length", text + self._stream.close(), now, logprobs=logprobs)
+        return self._row(text, logprobs=logprobs)
 
     def cancelled(self, now: float) -> Row:
         return self._last_row("cancelled", "", now)
 
-    def _last_row(self, finish: FinishReason, text: str, now: float, stop_string: str | None = None) -> Row:
+    def _last_row(
+        self,
+        finish: FinishReason,
+        text: str,
+        now: float,
+        stop_string: str | None = None,
+        logprobs: list[dict[str, object]] | None = None,
+    ) -> Row:
         self.stage = Stage.DONE
         usage = Usage(
             prompt_tokens=len(self.job.prompt),
@@ -77,7 +103,7 @@ class Sequence:
             cached_hot=self.cached_hot,
             cached_cold=self.cached_cold,
         )
-        return self._row(text, finish, stop_string, usage, self._timings(now))
+        return self._row(text, finish, stop_string, usage, self._timings(now), logprobs)
 
     def _row(
         self,
@@ -86,6 +112,7 @@ class Sequence:
         stop_string: str | None = None,
         usage: Usage | None = None,
         timings: Timings | None = None,
+        logprobs: list[dict[str, object]] | None = None,
     ) -> Row:
         row = Row(
             rid=self.job.rid,
@@ -93,6 +120,7 @@ class Sequence:
             seq=self._rows_sent,
             tokens=self.generated,
             pieces=[Piece(text=text)] if text else [],
+            logprobs=logprobs,
             finish=finish,
             stop_string=stop_string,
             usage=usage,

@@ -35,6 +35,11 @@ class Text:
         self.eos_ids = files.eos_ids | {i for i in (named.get("eos_token"),) if i is not None}
         self.bos_id = named.get("bos_token", files.bos_id)
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """For reading only."""
+        return self._tokenizer
+
     @classmethod
     def open(cls, path: Path) -> "Text":
         """Raises ModelUnreadable."""

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from worker.blas import load_openblas
@@ -58,6 +60,14 @@ def top_two_margin(model_dir: Path, ids: Sequence[int]) -> float:
     logits = _model(model_dir)(mx.array([list(ids)]))[0, -1].astype(mx.float32)
     second, first = sorted(mx.topk(logits, 2).tolist())
     return first - second
+
+
+def model_logprobs(model_dir: Path, ids: Sequence[int]) -> npt.NDArray[np.float64]:
+    """`[len(ids), vocabulary]`: after each of the tokens, how likely the model alone finds each next one."""
+    import mlx.core as mx
+
+    logits = np.array(_model(model_dir)(mx.array([list(ids)]))[0].astype(mx.float32), dtype=np.float64)
+    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
 def _ids_up_to_difference(model_dir: Path, prompt_ids: Sequence[int], expected: str, got: str) -> tuple[list[int], int]:

@@ -141,11 +141,11 @@ async def test_an_answer_may_be_as_long_as_the_context_leaves_room_for(gateway: 
 @pytest.mark.parametrize(
     ("fields", "code", "words"),
     [
-        ({"sampling": Sampling(n=2)}, "unsupported", "n"),
-        ({"logprobs": 1}, "unsupported", "logprobs"),
-        ({"echo": True}, "unsupported", "echo"),
+        ({"prompt": CHAT, "task": "chat", "echo": True}, "unsupported", "echo"),
         ({"tool_choice": "required"}, "unsupported", "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "unsupported", "response_format"),
+        ({"response_format": {"type": "xml"}}, "bad_schema", "xml"),
+        ({"response_format": {"type": "json_schema", "schema": {"type": "nope"}}}, "bad_schema", "nope"),
+        ({"response_format": {"type": "regex", "regex": "[a-"}}, "bad_schema", "unclosed"),
         ({"reasoning": Reasoning(budget=10)}, "unsupported", "budget"),
         ({"task": "embed"}, "unsupported", "embed"),
         ({"prompt": Prompt()}, "bad_request", "exactly one"),

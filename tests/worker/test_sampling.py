@@ -102,6 +102,50 @@ def test_a_seed_fixes_every_draw_whatever_others_draw() -> None:
     assert len(set(first)) > 3
 
 
+def by_the_book(logprobs: mx.array, threshold: float, spared: set[int]) -> tuple[set[int], set[int]]:
+    """All that can be drawn, and what is left of it where XTC strikes."""
+    p = np.exp(np.array(logprobs, dtype=np.float64)[0])
+    possible = {int(i) for i in np.nonzero(p > 0)[0]}
+    above = [i for i in possible if p[i] >= threshold and i not in spared]
+    return possible, possible - set(sorted(above, key=lambda i: -p[i])[:-1])
+
+
+FEW = [0.4, 0.3, 0.15, 0.1, 0.05]
+
+
+def few() -> mx.array:
+    return mx.log(mx.array([FEW + [0.0] * (VOCABULARY - len(FEW))]))
+
+
+@pytest.mark.parametrize(("threshold", "spared"), [(0.12, ()), (0.12, (0,)), (0.35, ()), (0.9, ()), (0.0, ())])
+def test_xtc_leaves_only_the_least_likely_of_those_above_its_threshold(threshold: float, spared: tuple[int, ...]) -> None:
+    always = Shape(xtc_probability=1.0, xtc_threshold=threshold, spared=spared)
+    _, left = by_the_book(few(), threshold, set(spared))
+    assert drawn(always, few(), 4000) == left
+
+
+def test_xtc_strikes_row_by_row_with_its_probability_and_after_the_other_filters() -> None:
+    many = mx.broadcast_to(few(), (8000, VOCABULARY))
+    shape = Shape(top_k=3, xtc_probability=0.25, xtc_threshold=0.2)
+    counts = np.bincount(np.array(draw(many, shape=shape, key=mx.random.key(4))), minlength=5) / 8000
+    # Of the three left (0.47, 0.35, 0.18) the first is above 0.2 and goes in a quarter of the rows; the second stays.
+    kept = np.array([0.4, 0.3, 0.15]) / 0.85
+    struck = np.array([0.0, 0.3, 0.15]) / 0.45
+    assert np.abs(counts[:3] - (0.75 * kept + 0.25 * struck)).max() < 0.02 and counts[3:].sum() == 0
+
+
+def test_xtc_draws_from_the_requests_own_key() -> None:
+    wanted = Sampling(temperature=1.0, seed=11, xtc_probability=0.5)
+    one, two = (sampler_for(wanted, eos_ids=frozenset({2})) for _ in range(2))
+    first = [one(few()).item() for _ in range(40)]
+    second: list[object] = []
+    for _ in range(40):
+        mx.random.uniform()
+        second.append(two(few()).item())
+    assert first == second
+    assert len(set(first)) > 2
+
+
 def processed(sampling: Sampling, context: list[int], logits: mx.array, *, prompt: int = 4, eos: frozenset[int] = frozenset()):
     for process in processors_for(sampling, prompt, VOCABULARY, eos):
         logits = process(mx.array(context, dtype=mx.int32), logits)

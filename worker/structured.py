@@ -1,0 +1,82 @@
+"""From what a request wants its answer to look like to the grammar that holds it to that, or the refusal its sender gets.
+
+Runs in the pool, before a request reaches the engine: a schema that cannot be enforced costs nobody a prefill. Must not
+import MLX.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from supervisor.protocol import Code
+from worker.job import Matcher
+from worker.prompt import Refused
+from worker.vocabulary import Vocabulary
+
+WHITESPACE = r"[ \t\r\n]{0,32}"
+"""Between the parts of a JSON text. Without a bound small models indent for ever; with none, good ones leave their habits."""
+_Format = Mapping[str, object]
+
+
+def compiled(vocabulary: Vocabulary, response_format: _Format | None) -> Matcher | None:
+    """None where any text will do. Raises Refused."""
+    if response_format is None or response_format.get("type") == "text":
+        return None
+    grammar = grammar_of(response_format)
+    try:
+        matching = vocabulary.matching
+    except ValueError as e:
+        raise Refused(Code.UNSUPPORTED, f"this model's tokenizer cannot be held to a grammar: {e}") from e
+    matcher = LLMatcher(matching, grammar, log_level=0)
+    if matcher.is_error():
+        raise _bad(response_format, matcher.get_error())
+    return matcher
+
+
+def grammar_of(response_format: _Format) -> str:
+    """In llguidance's own form. Raises Refused."""
+    kind = response_format.get("type")
+    make = _GRAMMARS.get(kind) if isinstance(kind, str) else None
+    if make is None:
+        raise Refused(Code.BAD_SCHEMA, f"there is no response format of type {kind!r}")
+    try:
+        return make(response_format)
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
+        raise _bad(response_format, str(e)) from e
+
+
+def _bad(response_format: _Format, reason: str) -> Refused:
+    what = {"json_schema": "schema", "json_object": "schema"}.get(str(response_format["type"]), str(response_format["type"]))
+    return Refused(Code.BAD_SCHEMA, f"The {what} cannot be enforced: {reason.strip()}")
+
+
+def _json(schema: object) -> str:
+    text = json.dumps(schema, ensure_ascii=False)
+    return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
+
+
+def _choice(response_format: _Format) -> str:
+    options = cast("list[str]", response_format["choice"])
+    if not options:
+        raise ValueError("there is nothing to choose from")
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
+
+
+def _grammar(response_format: _Format) -> str:
+    """Lark as llguidance has it, or GBNF."""
+    text = str(response_format["grammar"])
+    if not text.strip():
+        raise ValueError("it is empty")
+    return LLMatcher.grammar_from_lark(any_to_lark(text))
+
+
+_GRAMMARS: dict[str, Callable[[_Format], str]] = {
+    "json_object": lambda _: _json({"type": "object"}),
+    "json_schema": lambda wanted: _json(wanted["schema"]),
+    "regex": lambda wanted: LLMatcher.grammar_from_regex(str(wanted["regex"])),
+    "choice": _choice,
+    "grammar": _grammar,
+}
