@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 CREDIT_MOST_BYTES = 4 * 2**30
 """Of one worker: some seconds of prefill on a fast machine."""
 RESERVE_BYTES = 16 * 4096
-"""Charged per worker for the directories and the description of its namespace (`cachestore.charge.NAMESPACE_BYTES`)."""
+"""What a worker may write without credit: its namespace's directories and description (`cachestore.charge.NAMESPACE_BYTES`)."""
+STARTS = 32
+"""Workers that may start before the next look, each with a reserve, even if all else is granted …"""
+STARTS_SHARE = 16
+"""… but no more of the cap than this part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Account:
 
     @property
     def charged_bytes(self) -> int:
-        return self.granted_bytes - self.seen_bytes + RESERVE_BYTES
+        return self.granted_bytes - self.seen_bytes
 
     def look(self, began: float) -> None:
         while self.reports and self.reports[0][0] <= began:
@@ -99,11 +103,17 @@ class Credits:
         """What may be granted on top of all that is granted. Nothing before the first look."""
         if self._look is None:
             return 0
-        charged_bytes = sum(account.charged_bytes for account in self._accounts.values())
+        charged_bytes = self._reserved_bytes + sum(account.charged_bytes for account in self._accounts.values())
         if self._look.disk_bytes is None:  # it may come back as full as it was ever left
             return max(0, self.limits.cap_bytes - self.limits.high_bytes - charged_bytes)
         room_bytes = self.limits.cap_bytes - self._look.disk_bytes
         return max(0, min(room_bytes, self._look.free_bytes - self.limits.min_free_bytes) - charged_bytes)
+
+    @property
+    def _reserved_bytes(self) -> int:
+        """Never granted: a worker that starts cannot be asked to wait until there is room for its reserve."""
+        held_bytes = min(STARTS * RESERVE_BYTES, self.limits.cap_bytes // STARTS_SHARE)
+        return max(held_bytes, len(self._accounts) * RESERVE_BYTES)
 
     def account(self, worker: str) -> Account | None:
         return self._accounts.get(worker)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.credits import RESERVE_BYTES, STARTS
 from supervisor.logs import LogBook
 from supervisor.paths import paths_of
 from supervisor.protocol import Assign, Beat, CacheGrant, Grant, Ready
@@ -159,7 +160,7 @@ async def test_a_dead_workers_credit_comes_back_with_the_next_look(world: World)
     await world.turn()
     assert world.keeper.credits.available_bytes == before
     world.said()
-    assert world.keeper.credits.available_bytes == CAP
+    assert world.keeper.credits.available_bytes == CAP - STARTS * RESERVE_BYTES
 
 
 def test_an_order_is_answered_by_its_own_report_only(world: World) -> None:
