@@ -15,10 +15,21 @@ from worker.template_sandbox import compile_template
 
 CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_MARK "
 PROBE = "a text that no template has"
+MAX_RENDERED_CHARS = 64 << 20
+"""Four times the text a request may hold. Tokenizing a runaway template's 600 MB took minutes and every other prompt's turn."""
 OURS = frozenset({"messages", "tools", "add_generation_prompt"})
 
 # Whatever a template written for other inputs can run into.
-RENDER_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+RENDER_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class TemplateError(Exception):
@@ -83,13 +94,27 @@ def _as_given(messages: Messages) -> Messages:
 
 
 def _complete(template: jinja2.Template, messages: Messages, variables: Mapping[str, object]) -> str:
-    return template.render({**variables, "messages": messages, "add_generation_prompt": True})
+    return _rendered(template, {**variables, "messages": messages, "add_generation_prompt": True})
+
+
+def _rendered(template: jinja2.Template, variables: Mapping[str, object]) -> str:
+    """Stops a template that runs away while it is still at it. Raises TemplateError for one, and the template's own errors."""
+    pieces: list[str] = []
+    chars = 0
+    for piece in template.generate(variables):
+        pieces.append(piece)
+        chars += len(piece)
+        if chars > MAX_RENDERED_CHARS:
+            raise TemplateError(
+                f"the model's chat template makes more than {MAX_RENDERED_CHARS} characters of this conversation"
+            )
+    return "".join(pieces)
 
 
 def _continued(template: jinja2.Template, messages: Messages, variables: Mapping[str, object]) -> str:
     """Marks the end of the last message, renders, and cuts at the mark."""
     marked, final = _with_mark(messages)
-    rendered = template.render({**variables, "messages": marked, "add_generation_prompt": False})
+    rendered = _rendered(template, {**variables, "messages": marked, "add_generation_prompt": False})
     mark = CONTINUE_MARK.strip()
     if mark not in rendered or final.strip() not in rendered:
         raise ValueError("it does not render the final message as given, so it cannot be continued")

@@ -219,6 +219,14 @@ def test_a_broken_or_hostile_template_is_an_error_and_not_a_crash(tmp_path: Path
     assert text.encode_text("still here")
 
 
+def test_a_template_that_runs_away_is_stopped_and_refused(tmp_path: Path) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{{ 'hello ' * 1000 }}{% endfor %}{% endfor %}"
+    with pytest.raises(TemplateError, match="more than 67108864 characters"):
+        opened(tmp_path / "endless", endless).encode_chat([{"role": "user", "content": "hi"}])
+    with pytest.raises(TemplateError, match="refused this conversation"):  # more than any machine has
+        opened(tmp_path / "huge", "{{ 'a' * 2 ** 62 }}").encode_chat([{"role": "user", "content": "hi"}])
+
+
 def test_template_arguments_may_not_replace_the_conversation(tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match="messages"):
         opened(tmp_path, CHATML).encode_chat(TALK, template_kwargs={"messages": []})
