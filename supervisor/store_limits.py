@@ -9,8 +9,10 @@ from supervisor.settings import Settings
 
 AUTO_SHARE = 0.10
 AUTO_MOST_BYTES = 100 * 2**30
-HIGH_SHARE = 0.90
-"""Of the cap: the janitor keeps the store below this, and what is left is there to be granted to writers."""
+HEADROOM_SHARE = 0.10
+"""Of the cap, for writers' credits: the janitor keeps the store this far below it."""
+HEADROOM_LEAST_BYTES = 512 * 2**20
+"""But at least this, or half of the cap: a share of it must hold some blocks, up to 80 MB each, or nothing new ever gets in."""
 MIN_FREE_MOST_BYTES = 2 * 2**30
 MIN_FREE_SHARE = 0.05
 """Of a small disk: one made for the cache alone may be nearly filled."""
@@ -22,7 +24,7 @@ def store_limits(settings: Settings, paths: Paths) -> Limits:
     cap_bytes = chosen.of(disk_bytes) if chosen is not None else min(AUTO_MOST_BYTES, int(disk_bytes * AUTO_SHARE))
     return Limits(
         cap_bytes=cap_bytes,
-        high_bytes=int(cap_bytes * HIGH_SHARE),
+        high_bytes=cap_bytes - max(int(cap_bytes * HEADROOM_SHARE), min(cap_bytes // 2, HEADROOM_LEAST_BYTES)),
         min_free_bytes=min(MIN_FREE_MOST_BYTES, int(disk_bytes * MIN_FREE_SHARE)),
     )
 

@@ -18,6 +18,7 @@ from supervisor.protocol import Assign, Beat, CacheGrant, Grant, Ready
 from supervisor.settings import CacheSettings, Settings
 from supervisor.settings_values import size
 from supervisor.store_keeper import StoreKeeper
+from supervisor.store_limits import store_limits
 
 MIB = 1 << 20
 CAP = 1000 * MIB
@@ -223,3 +224,13 @@ def test_a_foreign_directory_is_warned_of_before_any_worker_stumbles_over_it(wor
     [warning] = world.keeper.warnings()
     assert "not_ours" in warning and str(world.paths.cache) in warning
     assert world.keeper.credits.available_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("cap", "high"), [("100GB", 90 * 1024 * MIB), ("4GB", 3584 * MIB), ("1000MB", 500 * MIB), ("2MB", MIB)]
+)
+def test_a_small_cap_leaves_writers_a_larger_part(tmp_path: Path, cap: str, high: int) -> None:
+    """A tenth of it may not hold a single block, and a store that nothing new gets into is of no use."""
+    settings = Settings(cache=CacheSettings(ssd_cache_max_size=size(cap)))
+    limits = store_limits(settings, paths_of(tmp_path, settings))
+    assert limits.high_bytes == high * MIB
