@@ -233,4 +233,4 @@ def test_a_small_cap_leaves_writers_a_larger_part(tmp_path: Path, cap: str, high
     """A tenth of it may not hold a single block, and a store that nothing new gets into is of no use."""
     settings = Settings(cache=CacheSettings(ssd_cache_max_size=size(cap)))
     limits = store_limits(settings, paths_of(tmp_path, settings))
-    assert limits.high_bytes == high * MIB
+    assert limits.high_bytes == high
