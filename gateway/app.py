@@ -11,6 +11,7 @@ from gateway.auth import require_key
 from gateway.cache import clear_cache, probe_cache
 from gateway.desk import DESK, IGNORED, REQUEST_ID, Desk
 from gateway.errors import ApiError, error_response
+from gateway.models_status import models_status
 from gateway.openai_chat import chat_completions
 from gateway.openai_completions import completions
 from gateway.openai_models import model, models
@@ -35,6 +36,7 @@ def make_app(desk: Desk, presence: Presence) -> web.Application:
         app.router.add_post(f"{prefix}/chat/completions", chat_completions)
         app.router.add_post(f"{prefix}/completions", completions)
         app.router.add_get(f"{prefix}/models", models)
+        app.router.add_get(f"{prefix}/models/status", models_status)  # before the next one, which would take it for an id
         app.router.add_get(f"{prefix}/models/{{id:.+}}", model)
     app.router.add_get("/health", health)
     app.router.add_get("/api/status", api_status)

@@ -183,7 +183,7 @@ async def test_other_paths_are_404_and_wrong_methods_405_both_in_json(stand: Sta
         ("GET", "/v1/nothing", 404),
         ("GET", "/", 404),
         ("POST", "/v1/embeddings", 404),
-        ("GET", "/v1/models/status", 404),
+        ("GET", "/v1/models/status/more", 404),
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/health", 405),
