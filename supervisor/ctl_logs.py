@@ -8,6 +8,7 @@ import click
 from supervisor.client import SHORT_S
 from supervisor.ctl_exit import CommandFailed, Exit
 from supervisor.ctl_home import Home, pass_home
+from supervisor.logs import log_file
 
 
 @click.command()
@@ -34,9 +35,8 @@ def _print(note: dict[str, object]) -> None:
 
 
 def _print_file(directory: Path, name: str, lines: int) -> None:
-    file = directory / ("".join(c if c.isalnum() or c in "-_." else "_" for c in name) + ".log")  # as LogBook names it
     try:
-        text = file.read_text("utf-8", "replace")
+        text = log_file(directory, name).read_text("utf-8", "replace")
     except OSError as e:
         raise CommandFailed(f"there is no log of {name} in {directory}, and omlxd is not running", Exit.NOT_FOUND) from e
     for line in text.splitlines()[-lines:] if lines else []:

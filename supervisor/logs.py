@@ -1,5 +1,6 @@
 """One log per process: the last lines in memory for `omlxctl logs` and crash reports, all of them in rotating files."""
 
+import hashlib
 import logging
 import logging.handlers
 import time
@@ -13,6 +14,17 @@ FILES_KEPT = 3
 LINE_BYTES = 8192
 """A longer line is cut: a child that prints its tensors must not fill the ring."""
 
+NAME_CHARS = 60
+"""Of a log's name in its file's: a file name may have 255 bytes, and a letter four."""
+
+
+def log_file(directory: Path, name: str) -> Path:
+    """One file per name, whatever a model is called: two logs that rotate the same file would lose lines."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:NAME_CHARS]
+    if safe != name:
+        safe += "-" + hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return directory / f"{safe}.log"
+
 
 class LogBook:
     """The log of one name (a model id, `gateway`, `omlxd`, …), across the restarts of its process."""
@@ -21,9 +33,8 @@ class LogBook:
         self.name = name
         self._ring: deque[str] = deque(maxlen=RING_LINES)
         self._followers: list[Callable[[list[str]], None]] = []
-        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
         self._file = logging.handlers.RotatingFileHandler(
-            directory / f"{safe}.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8", delay=True
+            log_file(directory, name), maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8", delay=True
         )
         self._file.setFormatter(logging.Formatter("%(message)s"))
         self._rest = b""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor import logs
-from supervisor.logs import LINE_BYTES, RING_LINES, BookHandler, LogBook, remove_old_files
+from supervisor.logs import LINE_BYTES, RING_LINES, BookHandler, LogBook, log_file, remove_old_files
 
 
 @pytest.fixture
@@ -49,10 +49,21 @@ def test_memory_holds_the_last_lines_only(book: LogBook) -> None:
 def test_the_file_has_every_line_with_its_time_under_a_name_without_slashes(book: LogBook, tmp_path: Path) -> None:
     book.feed(b"hello\n")
     book.close()
-    [line] = (tmp_path / "org_model.log").read_text().splitlines()
+    [line] = log_file(tmp_path, "org/model").read_text().splitlines()
     stamp, text = line.split(" ", 1)
     assert text == "hello"
     assert abs(time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S")) - time.time()) < 5
+
+
+def test_every_name_has_a_file_of_its_own_however_long_or_odd_it_is(tmp_path: Path) -> None:
+    names = ["plain", "a/b", "a_b", "a b", "../up", "漢" * 255, "o" * 255 + "/" + "n" * 255, "o" * 255 + "/" + "n" * 254]
+    for name in names:
+        book = LogBook(name, tmp_path)
+        book.say(f"of {name}")
+        book.close()
+    assert len(list(tmp_path.iterdir())) == len(names)
+    assert all(log_file(tmp_path, name).read_text().endswith(f" of {name}\n") for name in names)
+    assert log_file(tmp_path, "plain").name == "plain.log"
 
 
 def test_files_are_rotated_and_the_oldest_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
