@@ -33,19 +33,18 @@ async def probe_cache(request: web.Request) -> web.Response:
     """The body is that of a chat or text completion; nothing is generated, and no model is loaded for it."""
     desk = request.app[DESK]
     asked = _asked(await json_object(request, desk.config))
-    slot = desk.feed.find(asked.model)
-    if slot is None:
-        desk.require_model(asked.model)
-    elif slot.state != READY:
+    model = desk.model(asked.model)
+    slot = desk.feed.find(model.name)
+    if slot is not None and slot.state != READY:
         message = f"{slot.id} is not loaded, and only its worker knows its cache; load it first: omlxctl load {slot.id}"
         raise ApiError(409, "invalid_request_error", message, code="model_not_loaded", param="model")
-    with answer(desk.link, request[REQUEST_ID], [replace(asked, probe=True)]) as held:
+    with answer(desk.link, request[REQUEST_ID], [replace(asked, model=model.name, probe=True)]) as held:
         while True:
             for update in await held.take():
                 if isinstance(update, Failed):
                     raise api_error(update.failure)
                 if isinstance(update, Answered):
-                    return json_response(_probed(asked.model, cast("dict[str, int]", update.data)))
+                    return json_response(_probed(model.shown, cast("dict[str, int]", update.data)))
 
 
 def _asked(body: dict[str, object]) -> GenerateRequest:

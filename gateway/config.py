@@ -23,6 +23,10 @@ class GatewayConfig:
     """A stream's status is sent after this long even if the worker has not accepted the request yet."""
     keepalive_s: float = 10.0
     """Longest silence on a stream; the strictest client seen gives up after 300 s."""
+    default_model: str | None = None
+    """What a request that names no model gets."""
+    model_fallback: bool = False
+    """Whether one that names an unknown model gets it too."""
     max_body_bytes: int = 64 << 20
     text_limit_bytes: int = 16 << 20
 

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
 
 from gateway.config import GatewayConfig
 from gateway.control import Control
-from gateway.errors import Failure, api_error, model_not_found
+from gateway.errors import Failure, InvalidRequest, api_error, model_not_found
 from gateway.feed import Feed
 from gateway.link import Link
 from gateway.stream import Pace
@@ -52,16 +53,31 @@ class Desk:
             raise api_error(Failure(reply.code or Code.INTERNAL, reply.message or f"{verb} failed."))
         return reply.result
 
-    def require_model(self, name: str) -> None:
-        """Nobody has to be asked about a model that is not there."""
-        if self.feed.find(name) is None:
-            raise model_not_found(name)
+    def model(self, name: str | None) -> "Named":
+        """What a request's model name, None for none, stands for. Nobody has to be asked about a model that is not there."""
+        default, found = self.config.default_model, self.feed.find(name or "")
+        if name and found is not None:
+            return Named(name, name)
+        if not name and default is None:
+            raise InvalidRequest("Missing required parameter: 'model'.", param="model", code="missing_required_parameter")
+        stand_in = self.feed.find(default) if default is not None and (not name or self.config.model_fallback) else None
+        if default is None or stand_in is None:
+            raise model_not_found(name or default or "")
+        return Named(default, stand_in.id)
 
     def note_ignored(self, names: Sequence[str]) -> Sequence[str]:
         for name in names:
             known = name in self.ignored_fields or len(self.ignored_fields) < MAX_IGNORED_NAMES
             self.ignored_fields[name[:64] if known else OTHER] += 1
         return names
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What to acquire, and what the answer calls it: as the request did, but a stand-in always by its real id."""
+
+    name: str
+    shown: str
 
 
 DESK = web.AppKey("desk", Desk)

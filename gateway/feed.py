@@ -51,7 +51,14 @@ class Feed:
             self._models.pop(event.model, None)
 
     def find(self, name: str) -> SlotStatus | None:
-        """By id, else by alias."""
+        """By id, else by alias, else either with a profile: as the supervisor resolves it."""
+        if (slot := self._model(name)) is not None:
+            return slot
+        model, _, profile = name.rpartition(":")
+        slot = self._model(model)
+        return slot if slot is not None and profile in slot.profiles else None
+
+    def _model(self, name: str) -> SlotStatus | None:
         return self._models.get(name) or next((slot for slot in self._models.values() if name in slot.aliases), None)
 
     def status(self) -> ServerStatus | None:

@@ -10,35 +10,41 @@ from supervisor.protocol import SlotStatus
 
 
 async def models(request: web.Request) -> web.Response:
+    """Each model, and after it its profiles, which clients choose like models of their own."""
     usable = [slot for slot in request.app[DESK].feed.models if slot.usable]
+    names = [(name, slot) for slot in usable for name in (slot.id, *(f"{slot.id}:{profile}" for profile in slot.profiles))]
     return json_response(
         {
             "object": "list",
-            "data": [_model(slot) for slot in usable],
-            "first_id": usable[0].id if usable else None,
-            "last_id": usable[-1].id if usable else None,
+            "data": [_model(name, slot) for name, slot in names],
+            "first_id": names[0][0] if names else None,
+            "last_id": names[-1][0] if names else None,
             "has_more": False,
         }
     )
 
 
 async def model(request: web.Request) -> web.Response:
-    """By id or alias; ids hold slashes, plain or as %2F."""
+    """By id, alias, or either with a profile; ids hold slashes, plain or as %2F."""
     name = request.match_info["id"]
     slot = request.app[DESK].feed.find(name)
     if slot is None or not slot.usable:
         raise model_not_found(name)
-    return json_response(_model(slot))
+    profile = name.rpartition(":")[2]
+    is_profile = name != slot.id and name not in slot.aliases
+    return json_response(_model(f"{slot.id}:{profile}" if is_profile else slot.id, slot))
 
 
-def _model(slot: SlotStatus) -> dict[str, object]:
+def _model(name: str, slot: SlotStatus) -> dict[str, object]:
     return {
-        "id": slot.id,
+        "id": name,
         "object": "model",
         "created": int(slot.created),
         "owned_by": "omlxd",
         "type": "model",
-        "display_name": slot.id,
+        "display_name": name,
+        "aliases": slot.aliases,
+        "root": slot.id,
         "created_at": datetime.fromtimestamp(slot.created, UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
         "context_length": slot.context,

@@ -43,6 +43,8 @@ class Admin:
             "model": self._model,
             "load": self._load,
             "unload": self._unload,
+            "pin": self._pin,
+            "unpin": self._pin,
             "reset": self._reset,
             "remove": self._remove,
             "import": self._import,
@@ -72,7 +74,8 @@ class Admin:
         if effect.call not in self._waiting:
             return  # a client has used one id for two calls
         who, call = self._waiting.pop(effect.call)
-        model = str(call.args.get("model", ""))
+        resolved = self._supervisor.roster.resolve(str(call.args.get("model", "")))
+        model = resolved.entry.id if resolved else str(call.args.get("model", ""))
         if call.verb == "import":
             if not effect.ok:
                 self._supervisor.importer.refused(f"{PREFIX}{call.args.get('name')}", effect.code, effect.message)
@@ -89,7 +92,7 @@ class Admin:
         """Everybody who waits for that model's load hears how far it is."""
         data: dict[str, object] = {"state": status.state, "stage": status.stage, "done": status.done, "total": status.total}
         for who, call in list(self._waiting.values()):
-            if call.verb == "load" and call.args.get("model") == status.id:
+            if call.verb == "load" and self._names(call, status.id):
                 self._supervisor.send(who, Note(id=call.id, data=data))
 
     # Verbs
@@ -131,6 +134,10 @@ class Admin:
     def _unload(self, who: bytes, call: Call) -> None:
         model = self._entry(call).id
         self._supervisor.happened(slots.UnloadRequested(model, self._wait(who, call), bool(call.args.get("force"))))
+
+    def _pin(self, who: bytes, call: Call) -> None:
+        model = self._entry(call).id
+        self._supervisor.happened(slots.PinRequested(model, self._wait(who, call), call.verb == "pin"))
 
     def _reset(self, who: bytes, call: Call) -> None:
         self._supervisor.happened(slots.ResetRequested(self._entry(call).id, self._wait(who, call)))
@@ -237,6 +244,8 @@ class Admin:
         supervisor, old = self._supervisor, self._supervisor.loaded
         try:
             outcome = take_over(old, load(os.environ, flags_of(old), old.home))
+            if problems := supervisor.roster_for(outcome.loaded.settings).clashes():
+                raise SettingsInvalid(problems)
         except SettingsInvalid as e:
             raise Refused("settings_invalid", "\n".join(e.problems)) from e
         supervisor.loaded = outcome.loaded
@@ -255,11 +264,15 @@ class Admin:
 
     def _entry(self, call: Call) -> CatalogEntry:
         name = str(call.args.get("model", ""))
-        entry = self._supervisor.roster.catalog.get(name)
-        if entry is None:
+        resolved = self._supervisor.roster.resolve(name) if name else None
+        if resolved is None:
             known = ", ".join(e.id for e in self._supervisor.roster.catalog.models) or "none"
             raise Refused(Code.MODEL_NOT_FOUND, f"there is no model {name!r}; known: {known}")
-        return entry
+        return resolved.entry
+
+    def _names(self, call: Call, model: str) -> bool:
+        resolved = self._supervisor.roster.resolve(str(call.args.get("model", "")))
+        return resolved is not None and resolved.entry.id == model
 
     def _wait(self, who: bytes, call: Call) -> str:
         key = f"{who.decode('utf-8', 'replace')}/{call.id}"

@@ -1,12 +1,13 @@
-"""What a request gets when it does not say: model settings > the model's generation_config.json > server settings. Pure."""
+"""What a request gets when it does not say: profile > model settings > generation_config.json > server settings. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, cast
 
 from supervisor.settings import ModelSettings, SamplingSettings
 
-Source = Literal["model settings", "generation_config.json", "server settings"]
+Source = Literal["profile", "model settings", "generation_config.json", "server settings"]
 
 FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -20,11 +21,20 @@ class Default:
     source: Source
 
 
-def defaults_of(model: ModelSettings, generation: Mapping[str, object], server: SamplingSettings) -> dict[str, Default]:
+NO_PROFILE: Mapping[str, object] = MappingProxyType({})
+
+
+def defaults_of(
+    model: ModelSettings,
+    generation: Mapping[str, object],
+    server: SamplingSettings,
+    profile: Mapping[str, object] = NO_PROFILE,
+) -> dict[str, Default]:
     """The default of every field that has one, with the place it comes from."""
     found: dict[str, Default] = {}
     for name in FIELDS:
         places: tuple[tuple[Source, object], ...] = (
+            ("profile", profile.get(name)),
             ("model settings", getattr(model, name, None)),
             ("generation_config.json", generation.get(name)),
             ("server settings", getattr(server, name, None)),
@@ -33,4 +43,6 @@ def defaults_of(model: ModelSettings, generation: Mapping[str, object], server: 
             if value is not None:
                 found[name] = Default(value, source)
                 break
+    if (own := profile.get("chat_template_kwargs")) and model.chat_template_kwargs:
+        found["chat_template_kwargs"] = Default({**model.chat_template_kwargs, **cast("Mapping[str, object]", own)}, "profile")
     return found

@@ -35,6 +35,8 @@ def assignment(duty: Duty, settings: Settings, paths: Paths) -> Assign:
             "api_key": settings.auth.api_key,
             "cors_origins": list(settings.server.cors_origins),
             "allowed_hosts": list(settings.server.allowed_hosts),
+            "default_model": settings.model.default,
+            "model_fallback": settings.model.fallback,
             "header_patience_s": settings.server.header_patience_s,
             "keepalive_s": settings.server.keepalive_s,
         }

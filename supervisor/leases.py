@@ -61,15 +61,18 @@ class Leases:
 
     def _acquire(self, gateway: str, message: Acquire) -> None:
         """Only models of the catalog get as far as the machine, which also knows imports as slots."""
-        entry = self._shell.roster.catalog.get(message.model)
-        if entry is None:
+        resolved = self._shell.roster.resolve(message.model)
+        if resolved is None:
             self._reject(gateway, message.rid, Code.MODEL_NOT_FOUND, f"there is no model {message.model}")
-        elif entry.files.problem is not None:
+            return
+        entry = resolved.entry
+        if entry.files.problem is not None:
             text = f"{entry.id} cannot be served: {entry.files.problem}"
             self._reject(gateway, message.rid, Code.MODEL_UNLOADABLE, text)
         else:
             deadline = None if message.deadline_ms is None else time.monotonic() + message.deadline_ms / 1000
-            event = slots.Acquire(message.rid, gateway, entry.id, message.priority, deadline, message.request_hash)
+            profile = resolved.profile
+            event = slots.Acquire(message.rid, gateway, entry.id, message.priority, deadline, message.request_hash, profile)
             self._shell.happened(event)
 
     def _reject(self, gateway: str, rid: str, code: Code, message: str) -> None:
@@ -78,11 +81,12 @@ class Leases:
     def _granted(self, effect: slots.Granted) -> Granted:
         roster = self._shell.roster
         entry = roster.catalog.get(effect.model)
-        defaults = roster.defaults(entry) if entry else {}
+        defaults = roster.defaults(entry, effect.profile) if entry else {}
         return Granted(
             rid=effect.rid,
             lease=effect.lease,
             worker=self._shell.fleet.identity(effect.model, effect.gen),
             model=effect.model,
+            profile=effect.profile,
             defaults={name: default.value for name, default in defaults.items()},
         )

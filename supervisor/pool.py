@@ -18,6 +18,7 @@ class Waiter:
     request_hash: str
     seq: int  # order of arrival over all models
     since: float
+    profile: str | None = None
 
 
 class Line:

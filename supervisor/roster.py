@@ -5,13 +5,21 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supervisor import budget, slot_events
+from supervisor import budget, settings_names, slot_events
 from supervisor.cache_plan import CachePlan, plan_cache
 from supervisor.catalog import Catalog, CatalogEntry, scan
-from supervisor.defaults import Default, defaults_of
+from supervisor.defaults import NO_PROFILE, Default, defaults_of
 from supervisor.paths import Paths
 from supervisor.protocol import Assign, CacheGrant, Grants, ModelRef
 from supervisor.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a name in a request stands for."""
+
+    entry: CatalogEntry
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +37,42 @@ class Roster:
         limit = self.settings.of_model(entry.id).context
         return min(limit, entry.files.context) if limit else entry.files.context
 
-    def defaults(self, entry: CatalogEntry) -> dict[str, Default]:
-        return defaults_of(self.settings.of_model(entry.id), entry.files.generation, self.settings.sampling)
+    def resolve(self, name: str) -> Resolved | None:
+        """Exact id, alias, either with a profile; none, or with `model.fallback` an unknown one: the default model."""
+        default = self.settings.model.default
+        if default is not None and not name:
+            return self._known(default)
+        found = self._known(name)
+        return self._known(default) if found is None and default is not None and self.settings.model.fallback else found
+
+    def _known(self, name: str) -> Resolved | None:
+        if (entry := self._model(name)) is not None:
+            return Resolved(entry)
+        model, profile = settings_names.parted(name) or (name, "")
+        entry = self._model(model)
+        if entry is None or profile not in (self.settings.of_model(entry.id).profiles or {}):
+            return None
+        return Resolved(entry, profile)
+
+    def _model(self, name: str) -> CatalogEntry | None:
+        if (entry := self.catalog.get(name)) is not None:
+            return entry
+        owner = next((model for model, settings in self.settings.models.items() if name in settings.aliases), None)
+        return self.catalog.get(owner) if owner is not None else None
+
+    def clashes(self) -> list[str]:
+        """Aliases that are the id of a model; without them in the settings every name means one thing."""
+        return settings_names.clashes(self.settings.models, [entry.id for entry in self.catalog.models])
+
+    def defaults(self, entry: CatalogEntry, profile: str | None = None) -> dict[str, Default]:
+        model = self.settings.of_model(entry.id)
+        chosen = model.profiles.get(profile) if model.profiles and profile is not None else None
+        return defaults_of(model, entry.files.generation, self.settings.sampling, chosen or NO_PROFILE)
+
+    def ttl_s(self, model: str) -> float | None:
+        """How long it may be idle; None = for ever."""
+        own = self.settings.of_model(model).ttl_s
+        return (self.settings.model.ttl_s if own is None else own) or None
 
     def max_batch(self, model: str) -> int:
         return self.settings.of_model(model).max_concurrent_requests or self.settings.scheduler.max_concurrent_requests
@@ -50,6 +92,8 @@ class Roster:
                 entry.id,
                 self.estimate_bytes(entry),
                 load_key=self.load_key(entry),
+                pinned=bool(self.settings.of_model(entry.id).pinned),
+                ttl_s=self.ttl_s(entry.id),
                 load_detail=f"{self.load_sum(entry)} + hot cache {budget.gib(self.cache_plan(entry.id).hot_bytes)}",
             )
             for entry in self.catalog.models

@@ -14,6 +14,11 @@ from supervisor.settings_values import Size, auto_or, choice, each, real, size, 
 
 T = TypeVar("T")
 
+YEAR_S = 366 * 86400.0
+
+Profile = Mapping[str, object]
+"""Request-time fields by name, parsed."""
+
 Applies = Literal["live", "load", "start"]
 """A change takes effect on reload, when a model is next loaded, or when the server is next started."""
 
@@ -88,6 +93,20 @@ class CatalogSettings:
     trust_remote_code: bool = _leaf(
         False, "let model directories run their own Python code when loaded", switch, applies="load"
     )
+    default: str | None = _leaf(
+        None,
+        "model, alias or model:profile for requests that name none (default: they are refused)",
+        auto_or(text),
+        applies="live",
+        flag="default-model",
+        env="OMLX_DEFAULT_MODEL",
+    )
+    fallback: bool = _leaf(
+        False, "requests that name an unknown model get the default one too", switch, applies="live", flag=None, env=None
+    )
+    ttl_s: float = _leaf(
+        0.0, "seconds of idleness after which a model is unloaded (0: never)", real(0, YEAR_S), applies="live", flag="ttl"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,7 @@ class MemorySettings:
     )
     max_model_memory: Size | None = _leaf(None, "most memory for models, e.g. 32GB or 80% of RAM", auto_or(size))
     max_process_memory: Size | None = _leaf(None, "most memory for the whole process tree", auto_or(size))
+    measure_s: float = _leaf(10.0, "seconds between looks at how much memory workers take", real(0.1, 3600), flag=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +216,28 @@ class TimerSettings:
 class ModelSettings:
     """Settings of one model: `models.<id>` in settings.json. None = not set here."""
 
+    aliases: tuple[str, ...] = _leaf(
+        (), "further names for it in requests", each(text), applies="live", flag=None, env=None, many=True
+    )
+    profiles: Mapping[str, Profile] | None = _leaf(
+        None,
+        "named sets of the live sampling settings below, served as ID:NAME by the same worker",
+        auto_or(table),
+        applies="live",
+        flag=None,
+        env=None,
+    )
+    ttl_s: float | None = _leaf(
+        None, "as in model, for this model", auto_or(real(0, YEAR_S)), applies="live", flag=None, env=None
+    )
+    pinned: bool | None = _leaf(
+        None,
+        "never unloaded to make room or for idleness, and loaded again after a crash",
+        auto_or(switch),
+        applies="live",
+        flag=None,
+        env=None,
+    )
     context: int | None = _leaf(
         None, "shorter context than the model's own", auto_or(whole(16)), applies="load", flag=None, env=None
     )

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from supervisor import settings_names
+from supervisor.defaults import FIELDS
 from supervisor.settings import SECTIONS, Leaf, ModelSettings, Settings, leaves, leaves_of
 from supervisor.settings_values import Refused
 
@@ -61,6 +63,7 @@ def load(environ: Mapping[str, str], flags: Mapping[str, object] | None = None, 
         raw.setdefault(path, []).append((value, f"flag --{known[path].flag}"))
     sections = {name: _section(name, cls, raw, problems) for name, cls in SECTIONS.items()}
     of_models = {model: _model(model, table, problems) for model, table in models.items()}
+    problems += settings_names.clashes(of_models, of_models)
     if problems:
         raise SettingsInvalid(problems)
     settings = Settings(**cast("dict[str, None]", sections), models=cast("Mapping[str, ModelSettings]", of_models))  # pyright: ignore[reportArgumentType]
@@ -151,9 +154,34 @@ def _model(model: str, table: Mapping[str, object], problems: list[str]) -> Mode
     for key, value in table.items():
         if key in known:
             _parse(known[key], value, values, problems, known[key].path)
+            if key == "profiles" and values.get(key):
+                values[key] = _profiles(model, cast("Mapping[str, object]", values[key]), known, problems)
         else:
             problems.append(f"models.{model}.{key}: unknown setting{_did_you_mean(key, list(known))}")
     return ModelSettings(**values)  # pyright: ignore[reportArgumentType]  # parsed by the leaf of that name
+
+
+def _profiles(
+    model: str, tables: Mapping[str, object], known: Mapping[str, Leaf], problems: list[str]
+) -> dict[str, dict[str, object]]:
+    """A profile is served by the worker that is there: what needs another one cannot be part of it."""
+    profiles: dict[str, dict[str, object]] = {}
+    for name, table in tables.items():
+        where = f"models.{model}.profiles.{name}"
+        profile = profiles[name] = {}
+        if not name.strip() or ":" in name:
+            problems.append(f"{where}: a profile's name is a text without a colon")
+        if not isinstance(table, dict):
+            problems.append(f"{where}: an object is expected")
+            continue
+        for key, value in cast("dict[str, object]", table).items():
+            if key in FIELDS:
+                _parse(known[key], value, profile, problems, f"{where}.{key}")
+            elif key in known:
+                problems.append(f"{where}.{key}: not of a request; set it for the whole model: models.{model}.{key}")
+            else:
+                problems.append(f"{where}.{key}: unknown setting{_did_you_mean(key, list(FIELDS))}")
+    return profiles
 
 
 def _parse(leaf: Leaf, value: object, values: dict[str, object], problems: list[str], where: str) -> None:

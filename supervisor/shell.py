@@ -30,6 +30,7 @@ from supervisor.importing import Importer, is_import
 from supervisor.leases import FromGateway, Leases
 from supervisor.leftovers import remove_leftovers
 from supervisor.logs import LogBook, remove_old_files
+from supervisor.meters import Meters
 from supervisor.paths import Paths
 from supervisor.protocol import (
     Assign,
@@ -44,7 +45,8 @@ from supervisor.protocol import (
     Watch,
 )
 from supervisor.roster import Roster, read_roster
-from supervisor.settings_load import Loaded
+from supervisor.settings import Settings
+from supervisor.settings_load import Loaded, SettingsInvalid
 from supervisor.slot import Machine
 from supervisor.staff import Staff
 from supervisor.status import Clock, slot_status
@@ -62,13 +64,16 @@ PRELOAD = "preload/"
 
 class Supervisor:
     def __init__(self, loaded: Loaded, paths: Paths, listener: socket.socket, book: LogBook) -> None:
-        """Binds the control socket. Raises `ipc.BindFailed`."""
+        """Binds the control socket. Raises `ipc.BindFailed`, or `SettingsInvalid` for names that mean two models."""
         self.loaded = loaded
         self.paths = paths
         self.warnings = [*loaded.warnings, *filter(None, [hardware.slow_path_warning()])]
         self.control_endpoint = ipc.endpoint(paths.control)
         self.budget_bytes = policy.budget_bytes(loaded.settings)
+        self.total_ram_bytes = hardware.total_ram_bytes()
         self.roster = self.fresh_roster()
+        if problems := self.roster.clashes():
+            raise SettingsInvalid(problems)
         limits = slots.Policy(self.budget_bytes, loaded.settings.scheduler.max_queue)
         self.machine = Machine(policy.timers(loaded.settings), limits)
         self.census = Census(paths.children)
@@ -78,6 +83,7 @@ class Supervisor:
         self.explaining = Explaining(self)
         self.store = StoreKeeper(self)
         self.importer = Importer(self)
+        self.meters = Meters(self)
         self.leases = Leases(self)
         self.admin = Admin(self)
         self.staff = Staff(self, listener.fileno())
@@ -100,7 +106,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.leave)
         loop.add_signal_handler(signal.SIGHUP, self.admin.reload)
-        background = [asyncio.create_task(self._chores()), asyncio.create_task(self.store.keep())]
+        background = [asyncio.create_task(work) for work in (self._chores(), self.store.keep(), self.meters.keep())]
         self.happened(slots.ModelsChanged(self.roster.costs()))
         self.staff.start()
         for warning in self.warnings:
@@ -152,13 +158,15 @@ class Supervisor:
 
     def _preload(self) -> None:
         for model in self.loaded.settings.model.preload:
-            entry = self.roster.catalog.get(model)
-            if entry is None:
+            resolved = self.roster.resolve(model)
+            if resolved is None:
                 log.warning("%s is to be loaded at start, but there is no such model", model)
-            elif entry.files.problem is not None:
+                continue
+            entry = resolved.entry
+            if entry.files.problem is not None:
                 log.error("%s is to be loaded at start, but it cannot be served: %s", model, entry.files.problem)
             else:
-                self.happened(slots.LoadRequested(model, PRELOAD + model))
+                self.happened(slots.LoadRequested(entry.id, PRELOAD + entry.id))
 
     # The machine
 
@@ -261,7 +269,10 @@ class Supervisor:
         return self.books[name]
 
     def fresh_roster(self) -> Roster:
-        return read_roster(self.loaded.settings, self.paths, self.budget_bytes)
+        return self.roster_for(self.loaded.settings)
+
+    def roster_for(self, settings: Settings) -> Roster:
+        return read_roster(settings, self.paths, self.budget_bytes)
 
     def assignment(self, model: str, gen: int) -> Assign | None:
         entry = self.roster.catalog.get(model)
@@ -283,6 +294,8 @@ class Supervisor:
             home=str(self.paths.home),
             budget_bytes=self.budget_bytes,
             charged_bytes=self.machine.budget().charged_bytes,
+            reserve_bytes=max(0, self.total_ram_bytes - self.budget_bytes),
+            measured_bytes=self.meters.tree_bytes,
             models=[self._slot_status(entry.id, views.get(entry.id)) for entry in self.roster.catalog.models],
             children=self.staff.status(),
             warnings=self.all_warnings(),
@@ -290,7 +303,7 @@ class Supervisor:
 
     def all_warnings(self) -> list[str]:
         """Those of the start and those of the moment."""
-        return [*self.warnings, *self.store.warnings()]
+        return [*self.warnings, *self.roster.clashes(), *self.store.warnings()]
 
     def slot_status(self, model: str) -> SlotStatus:
         return self._slot_status(model, next((view for view in self.machine.view() if view.model == model), None))
@@ -302,12 +315,19 @@ class Supervisor:
             entry,
             view,
             self.fleet.worker(model),
+            settings=self.roster.settings.of_model(model),
+            ttl_s=self.roster.ttl_s(model),
             cache=self.roster.cache_plan(model),
             context=self.roster.context(entry),
             estimate_bytes=self.roster.estimate_bytes(entry),
             defaults=self.roster.defaults(entry),
             clock=Clock(time.monotonic(), time.time()),
         )
+
+    def publish_status(self, model: str) -> None:
+        """Something about a model's process changed that is no transition of its slot."""
+        if self.roster.catalog.get(model):
+            self.feed.publish(EventKind.SLOT, model=model, status=self.slot_status(model))
 
     def change_roster(self, roster: Roster) -> None:
         """Another catalog or other settings: the machine and everybody who watches hear of it."""

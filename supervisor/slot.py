@@ -21,6 +21,7 @@ from supervisor.slot_events import (
     LoadRequested,
     ModelCost,
     ModelsChanged,
+    PinRequested,
     Policy,
     Release,
     ResetRequested,
@@ -36,6 +37,7 @@ from supervisor.slot_events import (
     WorkerExited,
     WorkerFault,
     WorkerHello,
+    WorkerMeasured,
     WorkerProgress,
 )
 from supervisor.slot_poison import Verdict
@@ -101,6 +103,8 @@ class Machine:
                 self._load(event)
             case UnloadRequested():
                 self._unload(event)
+            case PinRequested():
+                self._pin(event)
             case ResetRequested():
                 self._reset(event)
             case Tick():
@@ -124,6 +128,8 @@ class Machine:
                 slot_worker.progress(board, slot, worker, event)
             case WorkerBeat():
                 slot_worker.beat(board, slot, worker, event)
+            case WorkerMeasured():
+                slot_worker.measured(board, slot, worker, event)
             case WorkerFault():
                 slot_worker.fault(board, slot, worker, event)
             case WorkerExited():
@@ -154,6 +160,7 @@ class Machine:
             event.request_hash,
             board.next_seq(),
             board.now,
+            event.profile,
         )
         if board.shutting_down:
             board.reject(waiter, STOPS.code, STOPS.message)
@@ -240,7 +247,10 @@ class Machine:
         if failure is not None:
             board.answer(event.call, False, failure.code, failure.message)
             return
-        slot.pinned_by_call = slot.pinned_by_call or event.pin
+        if event.pin:
+            slot.pinned_by_call = True
+            board.say_pinned(slot)
+        slot.last_used = board.now
         slot.load_calls.append(LoadCall(event.call, board.next_seq(), board.now))
         self._want(slot)
 
@@ -250,7 +260,8 @@ class Machine:
         slot = self._known(event.model, event.call)
         if slot is None:
             return
-        slot.pinned_by_call = False
+        if slot.pinned_by_call:
+            slot.pinned_by_call = None
         board.end_demand(slot, "model_unloaded", f"{slot.model} was unloaded")
         if event.call is not None:
             slot.unload_calls.append(event.call)
@@ -265,6 +276,13 @@ class Machine:
         elif slot.state in (SlotState.READY, SlotState.DRAINING):
             until = board.now if event.force else board.now + board.timers.unload_drain_s
             slot_worker.drain(board, slot, worker, "unload", until)
+
+    def _pin(self, event: PinRequested) -> None:
+        slot = self._known(event.model, event.call)
+        if slot is not None:
+            slot.pinned_by_call = event.pinned
+            self._board.say_pinned(slot)
+            self._board.answer(event.call, True, "", f"{slot.model} is {'pinned' if event.pinned else 'not pinned'}")
 
     def _reset(self, event: ResetRequested) -> None:
         slot = self._known(event.model, event.call)

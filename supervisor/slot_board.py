@@ -56,6 +56,11 @@ class Board:
         self.say(Event("slot", slot.model, slot.gen, data))
         self.tell_waiters(slot)
 
+    def say_pinned(self, slot: Slot) -> None:
+        state = slot.state.value
+        data = {"state": state, "previous": state, "reason": "pinned" if slot.pinned else "unpinned"}
+        self.say(Event("slot", slot.model, slot.gen, data))
+
     def tell_waiters(self, slot: Slot) -> None:
         if slot.state in UNTOLD:
             return
@@ -97,7 +102,7 @@ class Board:
         self._lease_model[lease.lease] = slot.model
         self._rid_lease[lease.rid] = lease.lease
         slot.last_used = self.now
-        self.say(Granted(lease.rid, lease.gateway, lease.lease, slot.model, worker.gen))
+        self.say(Granted(lease.rid, lease.gateway, lease.lease, slot.model, worker.gen, waiter.profile))
 
     def lease_of(self, rid: str) -> str | None:
         return self._rid_lease.get(rid)
@@ -154,6 +159,7 @@ class Board:
             done=worker.done if worker else 0,
             total=worker.total if worker else 0,
             charged_bytes=self.ledger.charge_bytes(slot.model),
+            measured_bytes=worker.measured_bytes if worker else 0,
             since=slot.since,
             last_used=slot.last_used,
             last_error=slot.last_error,

@@ -55,6 +55,7 @@ class ModelCost:
     model: str
     load_bytes: int
     pinned: bool = False
+    ttl_s: float | None = None  # unloaded after so long without a lease; None = never
     load_key: str = ""  # a worker loaded under another key is stale
     load_detail: str = ""  # how load_bytes came about, shown when a load is refused
 
@@ -76,6 +77,7 @@ class Acquire:
     priority: int
     deadline_at: float | None
     request_hash: str  # "" is never suspected of anything
+    profile: str | None = None  # returned with the grant
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,15 @@ class UnloadRequested:
     model: str
     call: str | None
     force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PinRequested:
+    """For the life of the server, whatever the settings say."""
+
+    model: str
+    call: str | None
+    pinned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,15 @@ class WorkerBeat:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerMeasured:
+    """A meter's reading of a live worker."""
+
+    model: str
+    gen: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFault:
     model: str
     gen: int
@@ -177,8 +197,8 @@ class Shutdown:
     pass
 
 
-WorkerEvent = WorkerHello | WorkerProgress | WorkerReady | WorkerBeat | WorkerFault | WorkerExited
-CallEvent = LoadRequested | UnloadRequested | ResetRequested
+WorkerEvent = WorkerHello | WorkerProgress | WorkerReady | WorkerBeat | WorkerMeasured | WorkerFault | WorkerExited
+CallEvent = LoadRequested | UnloadRequested | PinRequested | ResetRequested
 SlotEvent = ModelsChanged | Acquire | Abandon | Release | CallEvent | WorkerEvent | GatewayLost | Tick | Shutdown
 
 
@@ -224,6 +244,7 @@ class Granted:
     lease: str
     model: str
     gen: int
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +312,7 @@ class SlotView:
     done: int
     total: int
     charged_bytes: int
+    measured_bytes: int
     since: float
     last_used: float
     last_error: str

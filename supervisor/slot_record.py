@@ -42,6 +42,7 @@ class Worker:
     load_key: str
     leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
     max_inflight: int = 0
+    measured_bytes: int = 0  # by a meter, last
     ready_at: float | None = None
 
     stage: str = ""
@@ -85,7 +86,7 @@ class Slot:
     worker: Worker | None = None
     gen: int = 0
     removed: bool = False  # gone from the catalog: disappears with its worker
-    pinned_by_call: bool = False
+    pinned_by_call: bool | None = None  # None: as the settings say
     load_calls: list[LoadCall] = field(default_factory=list[LoadCall])
     unload_calls: list[str] = field(default_factory=list[str])
     last_used: float = 0.0
@@ -111,7 +112,7 @@ class Slot:
 
     @property
     def pinned(self) -> bool:
-        return self.cost.pinned or self.pinned_by_call
+        return self.cost.pinned if self.pinned_by_call is None else self.pinned_by_call
 
     @property
     def holds_pinned(self) -> bool:

@@ -20,6 +20,7 @@ class Alarm(StrEnum):
     DRAIN = "drain"
     STOP = "stop"
     BACKOFF = "backoff"
+    TTL = "ttl"
 
 
 def next_alarm(slot: Slot, timers: Timers) -> tuple[float, Alarm] | None:
@@ -39,6 +40,8 @@ def _alarms(slot: Slot, timers: Timers) -> Iterator[tuple[float, Alarm]]:
             yield worker.progress_at + timers.load_stall_s, Alarm.LOAD_STALL
         case SlotState.READY | SlotState.DRAINING:
             yield from _liveness(worker, timers)
+            if slot.idle and not slot.pinned and slot.cost.ttl_s is not None:
+                yield slot.last_used + slot.cost.ttl_s, Alarm.TTL
             if worker.drain_until is not None:
                 yield worker.drain_until, Alarm.DRAIN
         case SlotState.STOPPING:

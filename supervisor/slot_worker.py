@@ -18,10 +18,11 @@ from supervisor.slot_events import (
     WorkerBeat,
     WorkerExited,
     WorkerFault,
+    WorkerMeasured,
     WorkerProgress,
     WorkerReady,
 )
-from supervisor.slot_record import Failure, Slot, StopStep, Worker
+from supervisor.slot_record import Failure, LoadCall, Slot, StopStep, Worker
 from supervisor.slot_timers import Alarm
 
 EXIT_UNLOADABLE = 65  # EX_DATAERR: this model can never load as it is
@@ -78,6 +79,12 @@ def beat(board: Board, slot: Slot, worker: Worker, event: WorkerBeat) -> None:
         worker.counter_at = board.now
         worker.dumped_at = None
     worker.counter, worker.queued = event.progress, event.queued
+
+
+def measured(board: Board, slot: Slot, worker: Worker, event: WorkerMeasured) -> None:
+    """Before a worker is ready its charge is the estimate, which holds the peaks of the load; a meter can only add to it."""
+    worker.measured_bytes = event.size_bytes
+    board.ledger.raise_to(slot.model, event.size_bytes)
 
 
 def fault(board: Board, slot: Slot, worker: Worker, event: WorkerFault) -> None:
@@ -139,6 +146,8 @@ def ring(board: Board, slot: Slot, alarm: Alarm) -> None:
             board.say(DumpStacks(slot.model, worker.gen))
         case Alarm.DUMPED:
             _kill_as_crashed(board, slot, worker, f"stalled: no progress for {timers.no_progress_s:g} s with work queued")
+        case Alarm.TTL:
+            stop(board, slot, worker, f"idle for {slot.cost.ttl_s:g} s")
         case Alarm.DRAIN:
             board.lose_leases(slot, "model_unloaded", f"{slot.model} was unloaded")
             stop(board, slot, worker, worker.drain_reason)
@@ -204,6 +213,8 @@ def _crashed(board: Board, slot: Slot, failure: Failure, event: WorkerExited, un
     elif slot.probing or len(slot.crashes) >= timers.crash_limit:
         give_up(board, slot, Failure("model_failed", f"{slot.model} keeps failing: {failure.message}"))
     else:
+        if slot.pinned and board.demand(slot) is None:
+            slot.load_calls.append(LoadCall(None, board.next_seq(), now))  # a pinned model comes back unasked
         # The exponent is bounded because a float overflows long before a patient crash loop ends.
         slot.backoff_until = now + min(timers.backoff_max_s, timers.backoff_first_s * 2.0 ** min(slot.streak - 1, 30))
         board.enter(slot, SlotState.BACKOFF, failure.message)

@@ -7,6 +7,7 @@ from supervisor.catalog import CatalogEntry
 from supervisor.defaults import Default
 from supervisor.fleet import WorkerProcess
 from supervisor.protocol import SlotStatus, plain
+from supervisor.settings import ModelSettings
 from supervisor.slot_events import SlotView
 
 
@@ -29,6 +30,8 @@ def slot_status(
     cache: CachePlan,
     context: int,
     estimate_bytes: int,
+    settings: ModelSettings,
+    ttl_s: float | None,
     defaults: dict[str, Default],
     clock: Clock,
 ) -> SlotStatus:
@@ -43,6 +46,11 @@ def slot_status(
         weights_bytes=entry.files.weights_bytes,
         estimate_bytes=estimate_bytes,
         charged_bytes=view.charged_bytes if view else 0,
+        measured_bytes=view.measured_bytes if view else 0,
+        aliases=list(settings.aliases),
+        profiles=list(settings.profiles or ()),
+        pinned=view.pinned if view else bool(settings.pinned),
+        ttl_s=ttl_s,
         created=entry.files.created,
         gen=view.gen if view else 0,
         pid=worker.child.pid if worker else None,

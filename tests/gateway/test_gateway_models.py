@@ -7,7 +7,7 @@ import time
 
 from yarl import URL
 
-from supervisor.protocol import ChildStatus, Event, EventKind, plain
+from supervisor.protocol import Acquire, ChildStatus, Event, EventKind, plain
 from tests.gateway.stand import CHAT, Stand
 from tests.stands.scripted_supervisor import slot
 from tests.stands.scripted_worker import hangs, says
@@ -34,6 +34,8 @@ async def test_the_list_satisfies_both_dialects_and_leaves_out_what_cannot_be_se
         "owned_by": "omlxd",
         "type": "model",
         "display_name": ORG,
+        "aliases": [],
+        "root": ORG,
         "created_at": "2023-11-14T22:13:20Z",
         "lifecycle": "active",
         "context_length": 32768,
@@ -59,6 +61,45 @@ async def test_an_alias_is_a_model_too(stand: Stand) -> None:
     await stand.start(models=MODELS)
     status, body = await stand.chat(model="default")
     assert status == 200 and body["model"] == "default"
+
+
+PROFILED = [slot("tiny", aliases=["quick"], profiles=["cold", "warm"]), slot(ORG, state="idle")]
+
+
+async def test_profiles_are_listed_and_found_like_models(stand: Stand) -> None:
+    await stand.start(models=PROFILED)
+    async with stand.http.get("/v1/models") as response:
+        assert [entry["id"] for entry in (await response.json())["data"]] == ["tiny", "tiny:cold", "tiny:warm", ORG]
+    for name in ("tiny:warm", "quick:warm"):
+        async with stand.http.get(f"/v1/models/{name}") as response:
+            body = await response.json()
+            assert (body["id"], body["root"]) == ("tiny:warm", "tiny")
+        status, body = await stand.chat(model=name)
+        assert status == 200 and body["model"] == name
+    assert (await stand.chat(model="tiny:none"))[0] == 404
+    assert [message.model for message in stand.supervisor.all(Acquire)] == ["tiny:warm", "quick:warm"]
+
+
+async def test_a_request_without_a_model_gets_the_default_one_by_its_real_id(stand: Stand) -> None:
+    await stand.start(models=PROFILED, settings={"default_model": "quick:warm"})
+    status, body = await stand.chat(model=None)
+    assert status == 200 and body["model"] == "tiny"
+    assert [message.model for message in stand.supervisor.all(Acquire)] == ["quick:warm"]
+    assert (await stand.chat(model="nope"))[0] == 404
+
+
+async def test_an_unknown_model_falls_back_only_where_the_settings_say_so(stand: Stand) -> None:
+    await stand.start(models=PROFILED, settings={"default_model": "tiny", "model_fallback": True})
+    status, body = await stand.chat(model="gpt-4")
+    assert status == 200 and body["model"] == "tiny"
+    status, body = await stand.chat(model=ORG)
+    assert status == 200 and body["model"] == ORG
+
+
+async def test_without_a_default_a_request_has_to_name_its_model(stand: Stand) -> None:
+    await stand.start()
+    status, body = await stand.chat(model=None)
+    assert (status, body["error"]["code"]) == (400, "missing_required_parameter")
 
 
 async def test_events_add_change_and_remove_models(stand: Stand) -> None:

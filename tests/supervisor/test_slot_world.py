@@ -27,6 +27,7 @@ from supervisor.slot_events import (
     Lost,
     ModelCost,
     ModelsChanged,
+    PinRequested,
     Policy,
     QueuedAt,
     Rejected,
@@ -44,6 +45,7 @@ from supervisor.slot_events import (
     WorkerExited,
     WorkerFault,
     WorkerHello,
+    WorkerMeasured,
     WorkerProgress,
     WorkerReady,
 )
@@ -166,9 +168,10 @@ class World(RuleBasedStateMachine):
     @initialize(
         sizes=st.lists(st.sampled_from((1, 3, 4, 5, 5, 6, 8, 11)), min_size=4, max_size=4),
         pinned=st.sampled_from((None, None, "a")),
+        ttl_s=st.sampled_from((None, None, 3.0, 30.0)),
     )
-    def begin(self, sizes: list[int], pinned: str | None) -> None:
-        self.costs = {model: ModelCost(model, size, model == pinned) for model, size in zip(MODELS, sizes, strict=True)}
+    def begin(self, sizes: list[int], pinned: str | None, ttl_s: float | None) -> None:
+        self.costs = {model: ModelCost(model, size, model == pinned, ttl_s) for model, size in zip(MODELS, sizes, strict=True)}
         self.do(ModelsChanged(tuple(self.costs.values())))
 
     @rule(model=st.sampled_from(MODELS), gateway=st.sampled_from(GATEWAYS), count=st.integers(1, 3))
@@ -309,6 +312,21 @@ class World(RuleBasedStateMachine):
     @rule(model=st.sampled_from(MODELS), force=st.booleans())
     def unload(self, model: str, force: bool) -> None:
         self.do(UnloadRequested(model, self.call(), force))
+
+    @rule(model=st.sampled_from(MODELS), pinned=st.booleans())
+    def pin(self, model: str, pinned: bool) -> None:
+        self.do(PinRequested(model, self.call(), pinned))
+
+    @rule(model=st.sampled_from(MODELS), size=st.integers(0, 12))
+    def a_meter_is_read(self, model: str, size: int) -> None:
+        process = self.processes.get(model)
+        if process is not None:
+            before = next(view.charged_bytes for view in self.machine.view() if view.model == model)
+            self.liars = self.liars or size > before
+            self.do(WorkerMeasured(model, process.gen, size))
+            assert self.processes[model] is process, "a reading ends nobody"
+            charged = next(view.charged_bytes for view in self.machine.view() if view.model == model)
+            assert charged == max(before, size), "a meter raises a charge and never lowers it"
 
     @rule(model=st.sampled_from(MODELS))
     def reset(self, model: str) -> None:

@@ -1,0 +1,87 @@
+"""Reads the meters: the workers that have done something since the last look, the server's own processes now and then.
+
+What a reading means for the budget is the slot machine's business. Idle workers are not read again: their memory does not grow,
+and a reading walks the page tables of the whole model.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from supervisor import slot_events as slots
+from supervisor.fleet import Fleet, WorkerProcess
+from supervisor.meter import footprint_bytes
+from supervisor.settings_load import Loaded
+from supervisor.staff import Staff
+
+OWN_EVERY = 6
+"""The gateway and its like are small and do not change much."""
+TOLD_SHARE = 0.01
+"""A change below a hundredth is not worth an event."""
+
+
+class MeterShell(Protocol):
+    """What the meters need of the supervisor around them."""
+
+    loaded: Loaded
+    fleet: Fleet
+    staff: Staff
+
+    def happened(self, event: slots.SlotEvent) -> None: ...
+    def publish_status(self, model: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Reading:
+    size_bytes: int
+    progress: int
+    """The worker's counter at that time."""
+    told_bytes: int = 0
+
+
+class Meters:
+    def __init__(self, shell: MeterShell, read: Callable[[int], int | None] = footprint_bytes) -> None:
+        self._shell = shell
+        self._read = read
+        self._workers: dict[int, Reading] = {}
+        self._own: dict[int, int] = {}
+
+    @property
+    def tree_bytes(self) -> int:
+        """All processes of the server, as read last."""
+        return sum(self._own.values()) + sum(reading.size_bytes for reading in self._workers.values())
+
+    async def keep(self) -> None:
+        rounds = 0
+        while True:
+            if rounds % OWN_EVERY == 0:
+                await self._look_at_own()
+            await self._look_at_workers()
+            rounds += 1
+            await asyncio.sleep(self._shell.loaded.settings.memory.measure_s)
+
+    async def _look_at_own(self) -> None:
+        pids = [os.getpid(), *(child.pid for child in self._shell.staff.status() if child.pid)]
+        readings = [(pid, await asyncio.to_thread(self._read, pid)) for pid in pids]
+        self._own = {pid: size_bytes for pid, size_bytes in readings if size_bytes is not None}
+
+    async def _look_at_workers(self) -> None:
+        workers = [worker for worker in self._shell.fleet.workers() if worker.ready is not None]
+        self._workers = {w.child.pid: self._workers[w.child.pid] for w in workers if w.child.pid in self._workers}
+        for worker in workers:
+            progress = worker.beat.progress if worker.beat else -1
+            known = self._workers.get(worker.child.pid)
+            if known is None or known.progress != progress:
+                size_bytes = await asyncio.to_thread(self._read, worker.child.pid)
+                if size_bytes is not None:
+                    self._take(worker, size_bytes, progress)
+
+    def _take(self, worker: WorkerProcess, size_bytes: int, progress: int) -> None:
+        reading = self._workers.setdefault(worker.child.pid, Reading(size_bytes, progress))
+        reading.size_bytes, reading.progress = size_bytes, progress
+        self._shell.happened(slots.WorkerMeasured(worker.model, worker.gen, size_bytes))
+        if abs(size_bytes - reading.told_bytes) > TOLD_SHARE * reading.told_bytes:
+            reading.told_bytes = size_bytes
+            self._shell.publish_status(worker.model)

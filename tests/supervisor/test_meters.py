@@ -1,0 +1,117 @@
+"""How memory is measured, and which processes are looked at when."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import pytest
+
+from supervisor.meter import RusageInfo, footprint_bytes, pss_bytes
+from supervisor.meters import Meters
+from supervisor.settings import MemorySettings, Settings
+from supervisor.slot_events import SlotEvent, WorkerMeasured
+
+ROLLUP = """\
+55d0c0000000-7ffd1c3f0000 ---p 00000000 00:00 0                          [rollup]
+Rss:              284928 kB
+Pss:              270100 kB
+Pss_Anon:         250000 kB
+"""
+
+
+def test_the_layout_of_rusage_info_is_that_of_the_system_header() -> None:
+    """16 bytes of UUID, then ten 64-bit counters, of which phys_footprint is the eighth."""
+    assert ctypes.sizeof(RusageInfo) == 96
+    assert RusageInfo.ri_resident_size.offset == 64
+    assert RusageInfo.ri_phys_footprint.offset == 72
+    assert RusageInfo.ri_phys_footprint.size == 8
+
+
+def test_pss_is_read_from_the_rollup() -> None:
+    assert pss_bytes(ROLLUP) == 270100 * 1024
+    assert pss_bytes("") is None
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="no meter for this system")
+def test_a_process_that_takes_memory_measures_more() -> None:
+    before = footprint_bytes(os.getpid())
+    ballast = bytearray(os.urandom(1 << 16) * 512)
+    after = footprint_bytes(os.getpid())
+    assert before and after and len(ballast) * 0.9 < after - before < len(ballast) * 2
+
+
+def test_a_process_that_is_gone_has_no_reading() -> None:
+    assert footprint_bytes(2**22 + 1) is None
+
+
+@dataclass
+class Stand:
+    """A server with workers as told; `read` counts who was looked at."""
+
+    loaded: object
+    sizes: dict[int, int]
+    progress: int = 0
+    looked_at: list[int] = field(default_factory=list)
+    events: list[SlotEvent] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def fleet(self) -> object:
+        beat = SimpleNamespace(progress=self.progress)
+        worker = SimpleNamespace(model="a", gen=3, child=SimpleNamespace(pid=50), ready=object(), beat=beat)
+        loading = SimpleNamespace(model="b", gen=1, child=SimpleNamespace(pid=51), ready=None, beat=None)
+        return SimpleNamespace(workers=lambda: [worker, loading] if 50 in self.sizes else [loading])
+
+    staff = SimpleNamespace(status=lambda: [SimpleNamespace(pid=60), SimpleNamespace(pid=None)])
+
+    def read(self, pid: int) -> int | None:
+        self.looked_at.append(pid)
+        return self.sizes.get(pid)
+
+    def happened(self, event: SlotEvent) -> None:
+        self.events.append(event)
+
+    def publish_status(self, model: str) -> None:
+        self.told.append(model)
+
+
+def stand(**sizes: int) -> Stand:
+    settings = replace(Settings(), memory=MemorySettings(measure_s=0.1))
+    return Stand(SimpleNamespace(settings=settings), {int(name[1:]): size for name, size in sizes.items()})
+
+
+async def look(server: Stand, meters: Meters, for_s: float) -> None:
+    task = asyncio.create_task(meters.keep())
+    await asyncio.sleep(for_s)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_an_idle_worker_is_read_once_and_a_busy_one_again() -> None:
+    server = stand(_50=1000, _60=10)
+    meters = Meters(server, server.read)
+    await look(server, meters, 0.25)
+    assert server.looked_at.count(50) == 1 and 51 not in server.looked_at
+    assert server.events == [WorkerMeasured("a", 3, 1000)] and server.told == ["a"]
+    server.progress, server.sizes[50] = 1, 1005
+    await look(server, meters, 0.05)
+    assert server.events[-1] == WorkerMeasured("a", 3, 1005)
+    assert server.told == ["a"], "half a percent is no news"
+    server.progress, server.sizes[50] = 2, 2000
+    await look(server, meters, 0.05)
+    assert server.told == ["a", "a"]
+    assert meters.tree_bytes == 2010
+
+
+async def test_a_worker_that_is_gone_counts_no_more() -> None:
+    server = stand(_50=1000, _60=10)
+    meters = Meters(server, server.read)
+    await look(server, meters, 0.05)
+    del server.sizes[50]
+    await look(server, meters, 0.05)
+    assert meters.tree_bytes == 10
