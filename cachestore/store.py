@@ -122,11 +122,9 @@ class Store:
             return True
         buffers = encode(Block(block.id, int8.pack(block.tensors)) if self._as_int8 else block)
         try:
-            self._publish(path, buffers)
+            self._put_in_place(key, path, buffers)
         except OSError as error:
-            if error.errno == errno.EISDIR:
-                self._set_aside(key, path, "EISDIR")
-            elif (outcome := of_write_error(error)) is not None:
+            if (outcome := of_write_error(error)) is not None:
                 self._wrote(outcome)
             return self.drop(Drop.FAILED)
         self._wrote(Health())
@@ -160,6 +158,13 @@ class Store:
     def _miss(self, reason: Miss) -> None:
         with self._lock:
             self._tally.misses[reason] += 1
+
+    def _put_in_place(self, key: str, path: Path, buffers: list[bytes | memoryview]) -> None:
+        try:
+            self._publish(path, buffers)
+        except IsADirectoryError:
+            self._set_aside(key, path, "EISDIR")
+            self._publish(path, buffers)
 
     def _publish(self, path: Path, buffers: list[bytes | memoryview]) -> None:
         try:

@@ -39,6 +39,7 @@ class PrefixCache:
         self, namespace: Namespace, layout: Layout, hot: HotTier, spill: Spill | None, new_cache: Callable[[], Cache]
     ) -> None:
         self.asked_tokens = self.hot_tokens = self.cold_tokens = 0
+        self._gaps = 0
         self.namespace = namespace
         self.layout = layout
         self.hot = hot
@@ -133,8 +134,15 @@ class PrefixCache:
         self.hot_tokens += hot_tokens
         self.cold_tokens += cold_tokens
 
+    def count_gap(self, chain: Chain, prompt: Sequence[int], present: int) -> None:
+        """A chain that ends while its block after the next is there has lost one: damage, not a prompt that is new."""
+        keys = chain.keys(chain.grow(prompt, len(prompt) - 1))
+        if self.layout.has_rows and present + 1 < len(keys) and self.tier_of(keys[present + 1]):
+            self._gaps += 1
+
     def counters(self) -> dict[str, int]:
         own = {"asked_tokens": self.asked_tokens, "hot_tokens": self.hot_tokens, "cold_tokens": self.cold_tokens}
+        own["miss_gap"] = self._gaps
         hot = self.hot.counters
         own |= {"hot_hits": hot.hits, "hot_evicted": hot.evicted, "hot_refused": hot.refused}
         return own | (self.spill.counters() if self.spill is not None else {})

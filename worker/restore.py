@@ -54,6 +54,7 @@ class Restore:
 
     def _run(self) -> Iterator[None]:
         found = self._prefix.look(self._chain, self._prompt)
+        self._prefix.count_gap(self._chain, self._prompt, len(found.tiers))
         capacity = found.usable_blocks * self._block_tokens + (0 if found.tail is None else len(found.tail.tokens))
         if not capacity:
             self._note_branch(found, 0)
