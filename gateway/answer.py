@@ -17,6 +17,7 @@ class Choice:
 
     text: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
+    logprobs: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
     finish: FinishReason | None = None
     usage: Usage | None = None
 
@@ -24,12 +25,14 @@ class Choice:
 class Answer:
     def __init__(self, link: Link, name: str, requests: Sequence[GenerateRequest]) -> None:
         self.inbox = Inbox()
-        self.unfinished = len(requests)
+        self.choices = sum(request.choices for request in requests)
+        self.unfinished = self.choices
         self._link = link
         self._exchanges = [link.start(f"{name}.{index}", index, request, self.inbox) for index, request in enumerate(requests)]
 
     @property
     def count(self) -> int:
+        """Of the prompts; `choices` counts the answers."""
         return len(self._exchanges)
 
     async def take(self, timeout_s: float | None = None) -> list[Update]:
@@ -40,7 +43,7 @@ class Answer:
 
     async def whole(self) -> list[Choice]:
         """Every choice to its end; raises the `ApiError` of the first that fails."""
-        choices = [Choice() for _ in self._exchanges]
+        choices = [Choice() for _ in range(self.choices)]
         while self.unfinished:
             for update in await self.take():
                 if isinstance(update, Failed):
@@ -68,5 +71,6 @@ def _add(choice: Choice, output: Output) -> None:
     row = output.row
     for piece in row.pieces:
         (choice.reasoning if piece.kind == "reasoning" else choice.text).append(piece.text)
+    choice.logprobs += row.logprobs or ()
     if row.finish is not None:
         choice.finish, choice.usage = row.finish, row.usage

@@ -8,6 +8,8 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from gateway.errors import Failure
 from gateway.inbox import Answered, Failed, Inbox, Output, Started
 from gateway.request import GenerateRequest
@@ -36,9 +38,10 @@ class Exchange:
     """The handler has left: nothing more goes to the inbox, but the lease is held until the worker's last row."""
     has_content: bool = False
     prompt_tokens: int = 0
-    tokens: int = 0
     timer: asyncio.TimerHandle | None = None
     _next_seq: dict[int, int] = field(default_factory=dict[int, int])
+    _tokens: dict[int, int] = field(default_factory=dict[int, int])
+    _finished: set[int] = field(default_factory=set[int])
 
     @property
     def rid(self) -> str:
@@ -48,26 +51,42 @@ class Exchange:
     def count_rid(self) -> str:
         return f"{self.name}.count"
 
+    @property
+    def tokens(self) -> int:
+        """Of all choices."""
+        return sum(self._tokens.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Every choice has had its last row."""
+        return len(self._finished) == self.request.choices
+
+    def _index(self, choice: int) -> int:
+        """Among all answers to the HTTP request, whose prompts all ask for equally many."""
+        return self.index * self.request.choices + choice
+
     def accept(self, accepted: Accepted) -> None:
         self.prompt_tokens = accepted.prompt_tokens
         if not self.deaf:
-            self.inbox.put(Started(self.index, accepted))
+            self.inbox.put(Started(self._index(0), accepted))
 
     def output(self, row: Row) -> Failure | None:
         """Takes one row; returns why the answer is broken, if it is."""
+        if row.finish is not None:
+            self._finished.add(row.choice)
         if row.seq != self._next_seq.get(row.choice, 0):
             return Failure(Code.INTERNAL, "The worker's output arrived incomplete.")
         self._next_seq[row.choice] = row.seq + 1
-        self.tokens = row.tokens
+        self._tokens[row.choice] = row.tokens
         if row.usage is not None:
             self.prompt_tokens = row.usage.prompt_tokens
         if row.finish == "cancelled":
             return Failure(Code.CANCELLED, "The server cancelled this request.")
         if row.finish == "error":
             return Failure(Code.INTERNAL, "The worker failed while answering.")
-        self.has_content = self.has_content or bool(row.pieces)
+        self.has_content = self.has_content or bool(row.pieces or row.logprobs)
         if not self.deaf:
-            self.inbox.put(Output(self.index, row))
+            self.inbox.put(Output(self._index(row.choice), _prompt_counted_once(row)))
         return None
 
     def answer(self, result: Result) -> None:
@@ -85,10 +104,19 @@ class Exchange:
     def begin_again(self) -> None:
         self.attempt += 1
         self.granted = None
-        self.tokens = 0
+        self._tokens.clear()
+        self._finished.clear()
         self._next_seq.clear()
 
     def stop_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+
+def _prompt_counted_once(row: Row) -> Row:
+    """The choices of one prompt share it: only the first one's usage has it."""
+    if row.choice == 0 or row.usage is None:
+        return row
+    usage = msgspec.structs.replace(row.usage, prompt_tokens=0, cached_hot=0, cached_cold=0)
+    return msgspec.structs.replace(row, usage=usage)

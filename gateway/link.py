@@ -224,8 +224,8 @@ class Link:
         failure = exchange.output(row)
         if failure is not None:
             exchange.fail(failure)
-        if row.finish is not None:
-            self._finish(exchange, row.finish)
+        if exchange.is_over:
+            self._finish(exchange, row.finish or "ok")
         elif failure is not None:
             self.leave(exchange)  # the worker is still at it
 

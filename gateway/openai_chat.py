@@ -1,6 +1,8 @@
 """POST /v1/chat/completions."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -11,6 +13,7 @@ from gateway.desk import DESK, IGNORED, REQUEST_ID, Desk, json_response
 from gateway.errors import ApiError
 from gateway.inbox import Output, Started
 from gateway.openai_fields import CHAT
+from gateway.openai_logprobs import Entry, chat_logprobs
 from gateway.openai_sse import Envelope, Frames, UsageWanted
 from gateway.openai_types import ChatRequest, invalid
 from gateway.openai_usage import usage_body
@@ -25,21 +28,24 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         chat = ChatRequest.model_validate(body)
     except ValidationError as e:
         raise invalid(e) from None
-    desk.require_model(chat.model)
-    envelope = _envelope(desk, request[REQUEST_ID], chat)
-    with answer(desk.link, request[REQUEST_ID], [chat.neutral()]) as held:
+    model = desk.model(chat.model)
+    envelope = _envelope(desk, request[REQUEST_ID], chat, model.shown)
+    with answer(desk.link, request[REQUEST_ID], [replace(chat.neutral(), model=model.name)]) as held:
         if chat.stream:
             wanted = UsageWanted(at_end=chat.include_usage, in_every_chunk=chat.continuous_usage)
-            return await stream(request, held, ChatChunks(envelope, wanted), desk.pace)
-        return json_response(_whole(envelope, await held.whole()))
+            chunks = ChatChunks(envelope, wanted, held.choices, with_logprobs=bool(chat.logprobs))
+            return await stream(request, held, chunks, desk.pace)
+        return json_response(_whole(envelope, await held.whole(), with_logprobs=bool(chat.logprobs)))
 
 
 class ChatChunks:
-    def __init__(self, envelope: Envelope, wanted: UsageWanted) -> None:
-        self._frames = Frames(envelope, wanted)
+    def __init__(self, envelope: Envelope, wanted: UsageWanted, choices: int, *, with_logprobs: bool) -> None:
+        self._frames = Frames(envelope, wanted, choices)
+        self._choices = choices
+        self._with_logprobs = with_logprobs
 
     def opening(self) -> bytes:
-        return self._delta({"role": "assistant", "content": ""})
+        return b"".join(self._delta(index, {"role": "assistant", "content": ""}) for index in range(self._choices))
 
     def started(self, update: Started) -> None:
         self._frames.started(update)
@@ -47,18 +53,20 @@ class ChatChunks:
     def output(self, update: Output) -> bytes:
         self._frames.count(update)
         row = update.row
-        events = [
-            self._delta({"reasoning_content" if piece.kind == "reasoning" else "content": piece.text})
-            for piece in row.pieces
-            if piece.text
+        deltas: list[dict[str, object]] = [
+            {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text} for piece in row.pieces if piece.text
         ]
+        entries = row.logprobs if self._with_logprobs else None
+        if entries and not deltas:  # a token whose text is held back is none the less reported
+            deltas = [{"content": ""}]
+        events = [self._delta(update.index, delta, entries if at == 0 else None) for at, delta in enumerate(deltas)]
         if row.finish is not None:
-            events.append(self._delta({}, row.finish))
+            events.append(self._delta(update.index, {}, finish=row.finish))
         return b"".join(events)
 
     def keep_alive(self) -> bytes:
         """A comment would not do: some clients' idle timers do not count it."""
-        return self._delta({"content": ""})
+        return self._delta(self._frames.unfinished, {"content": ""})
 
     def closing(self) -> bytes:
         return self._frames.closing()
@@ -66,28 +74,32 @@ class ChatChunks:
     def error(self, error: ApiError) -> bytes:
         return self._frames.error(error)
 
-    def _delta(self, delta: dict[str, object], finish: str | None = None) -> bytes:
-        return self._frames.chunk({"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish})
+    def _delta(
+        self, index: int, delta: dict[str, object], entries: Sequence[Entry] | None = None, finish: str | None = None
+    ) -> bytes:
+        logprobs = chat_logprobs(entries) if entries else None
+        return self._frames.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
 
 
-def _envelope(desk: Desk, request_id: str, chat: ChatRequest) -> Envelope:
+def _envelope(desk: Desk, request_id: str, chat: ChatRequest, model: str) -> Envelope:
     return Envelope(
         id=f"chatcmpl-{request_id.removeprefix('req_')}",
         kind="chat.completion.chunk" if chat.stream else "chat.completion",
         created=int(time.time()),
-        model=chat.model,
+        model=model,
         fingerprint=desk.fingerprint,
     )
 
 
-def _whole(envelope: Envelope, choices: list[Choice]) -> dict[str, object]:
-    body = envelope.body([_choice(index, choice) for index, choice in enumerate(choices)])
+def _whole(envelope: Envelope, choices: list[Choice], *, with_logprobs: bool) -> dict[str, object]:
+    body = envelope.body([_choice(index, choice, with_logprobs=with_logprobs) for index, choice in enumerate(choices)])
     body["usage"] = usage_body(choice.usage for choice in choices if choice.usage is not None)
     return body
 
 
-def _choice(index: int, choice: Choice) -> dict[str, object]:
+def _choice(index: int, choice: Choice, *, with_logprobs: bool) -> dict[str, object]:
     message: dict[str, object] = {"role": "assistant", "content": "".join(choice.text), "refusal": None, "annotations": []}
     if choice.reasoning:
         message["reasoning_content"] = "".join(choice.reasoning)
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": choice.finish}
+    logprobs = chat_logprobs(choice.logprobs) if with_logprobs else None
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}

@@ -1,16 +1,18 @@
-"""POST /v1/completions: plain text or token ids in, text out. Several prompts are several choices, each its own request."""
+"""POST /v1/completions: plain text or token ids in, text out. Each prompt is a request of its own with `n` choices."""
 
 import time
+from dataclasses import replace
 
 from aiohttp import web
 from pydantic import ValidationError
 
-from gateway.answer import answer
+from gateway.answer import Choice, answer
 from gateway.body import json_object
 from gateway.desk import DESK, IGNORED, REQUEST_ID, json_response
 from gateway.errors import ApiError
 from gateway.inbox import Output, Started
 from gateway.openai_fields import COMPLETIONS
+from gateway.openai_logprobs import CompletionLogprobs
 from gateway.openai_sse import Envelope, Frames, UsageWanted
 from gateway.openai_types import CompletionRequest, invalid
 from gateway.openai_usage import usage_body
@@ -25,27 +27,31 @@ async def completions(request: web.Request) -> web.StreamResponse:
         completion = CompletionRequest.model_validate(body)
     except ValidationError as e:
         raise invalid(e) from None
-    desk.require_model(completion.model)
+    model = desk.model(completion.model)
+    requests = [replace(one, model=model.name) for one in completion.neutral()]
     envelope = Envelope(
         id=f"cmpl-{request[REQUEST_ID].removeprefix('req_')}",
         kind="text_completion",
         created=int(time.time()),
-        model=completion.model,
+        model=model.shown,
         fingerprint=desk.fingerprint,
     )
-    with answer(desk.link, request[REQUEST_ID], completion.neutral()) as held:
+    with_logprobs = completion.logprobs is not None
+    with answer(desk.link, request[REQUEST_ID], requests) as held:
         if completion.stream:
             wanted = UsageWanted(at_end=completion.include_usage, in_every_chunk=completion.continuous_usage)
-            return await stream(request, held, CompletionChunks(envelope, wanted), desk.pace)
+            chunks = CompletionChunks(envelope, wanted, held.choices, with_logprobs=with_logprobs)
+            return await stream(request, held, chunks, desk.pace)
         choices = await held.whole()
-    answered = envelope.body([_choice(index, "".join(choice.text), choice.finish) for index, choice in enumerate(choices)])
+    answered = envelope.body([_whole(index, choice, with_logprobs=with_logprobs) for index, choice in enumerate(choices)])
     answered["usage"] = usage_body(choice.usage for choice in choices if choice.usage is not None)
     return json_response(answered)
 
 
 class CompletionChunks:
-    def __init__(self, envelope: Envelope, wanted: UsageWanted) -> None:
-        self._frames = Frames(envelope, wanted)
+    def __init__(self, envelope: Envelope, wanted: UsageWanted, choices: int, *, with_logprobs: bool) -> None:
+        self._frames = Frames(envelope, wanted, choices)
+        self._logprobs = [CompletionLogprobs() for _ in range(choices)] if with_logprobs else []
 
     def opening(self) -> bytes:
         return self.keep_alive()
@@ -55,13 +61,15 @@ class CompletionChunks:
 
     def output(self, update: Output) -> bytes:
         self._frames.count(update)
-        text = "".join(piece.text for piece in update.row.pieces)
-        if not text and update.row.finish is None:
+        row = update.row
+        text = "".join(piece.text for piece in row.pieces)
+        logprobs = self._logprobs[update.index].columns(row.logprobs) if self._logprobs and row.logprobs else None
+        if not text and logprobs is None and row.finish is None:
             return b""
-        return self._frames.chunk(_choice(update.index, text, update.row.finish))
+        return self._frames.chunk(_choice(update.index, text, row.finish, logprobs))
 
     def keep_alive(self) -> bytes:
-        return self._frames.chunk(_choice(0, "", None))
+        return self._frames.chunk(_choice(self._frames.unfinished, "", None, None))
 
     def closing(self) -> bytes:
         return self._frames.closing()
@@ -70,5 +78,10 @@ class CompletionChunks:
         return self._frames.error(error)
 
 
-def _choice(index: int, text: str, finish: str | None) -> dict[str, object]:
-    return {"text": text, "index": index, "logprobs": None, "finish_reason": finish}
+def _whole(index: int, choice: Choice, *, with_logprobs: bool) -> dict[str, object]:
+    logprobs = CompletionLogprobs().columns(choice.logprobs) if with_logprobs else None
+    return _choice(index, "".join(choice.text), choice.finish, logprobs)
+
+
+def _choice(index: int, text: str, finish: str | None, logprobs: dict[str, object] | None) -> dict[str, object]:
+    return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}

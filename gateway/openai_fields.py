@@ -36,6 +36,8 @@ _SAMPLING = frozenset(
         *("model", "stream", "stream_options", "stop", "seed", "max_tokens", "logit_bias", "cache_salt"),
         *("temperature", "top_p", "top_k", "min_p"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("n", "logprobs", "min_tokens", "ignore_eos", "xtc_probability", "xtc_threshold"),
+        *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     }
 )
 _HARMLESS = frozenset(
@@ -43,31 +45,19 @@ _HARMLESS = frozenset(
         *("store", "metadata", "user", "safety_identifier", "service_tier", "verbosity", "client_metadata", "include"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "obfuscation", "moderation"),
         *("context_management", "diagnostics", "speed", "inference_geo"),
-        "xtc_threshold",  # nothing without xtc_probability
     }
 )
-_UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "n": (None, 1),
-    "logprobs": (None, False),
-    "min_tokens": (None, 0),
-    "ignore_eos": (None, False),
-    "xtc_probability": (None, 0),
-    "structured_outputs": (None, {}),
-    "response_format": (None, {"type": "text"}),
-}
 
 CHAT = Fields(
     honoured=_SAMPLING
     | {"messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort"}
-    | {"continue_final_message", "add_generation_prompt"},
+    | {"continue_final_message", "add_generation_prompt", "top_logprobs"},
     harmless=_HARMLESS | {"parallel_tool_calls"},
     unsupported={
-        **_UNSUPPORTED,
         "tools": (None, []),
         "tool_choice": (None, "none", "auto"),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
-        "top_logprobs": (None, 0),
         "audio": (None,),
         "modalities": (None, [], ["text"]),
         "prediction": (None,),
@@ -77,12 +67,9 @@ CHAT = Fields(
 )
 
 COMPLETIONS = Fields(
-    honoured=_SAMPLING | {"prompt"},
+    honoured=_SAMPLING | {"prompt", "echo"},
     harmless=_HARMLESS,
     unsupported={
-        **_UNSUPPORTED,
-        "logprobs": (None,),  # 0 asks for the chosen token's own
-        "echo": (None, False),
         "suffix": (None, ""),
         "best_of": (None, 1),
     },

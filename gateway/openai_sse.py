@@ -48,10 +48,16 @@ class UsageWanted:
 class Frames:
     """Turns choices into events and keeps the token counts that go with them."""
 
-    def __init__(self, envelope: Envelope, wanted: UsageWanted) -> None:
+    def __init__(self, envelope: Envelope, wanted: UsageWanted, choices: int) -> None:
         self._envelope = envelope
         self._wanted = wanted
+        self._unfinished = list(range(choices))
         self._usages: dict[int, Usage] = {}
+
+    @property
+    def unfinished(self) -> int:
+        """The index of a choice that still goes on: what fills a silence belongs to it."""
+        return self._unfinished[0] if self._unfinished else 0
 
     def started(self, update: Started) -> None:
         accepted = update.accepted
@@ -64,10 +70,13 @@ class Frames:
 
     def count(self, update: Output) -> None:
         row = update.row
-        before = self._usages.get(update.index)
+        if row.finish is not None:
+            self._unfinished.remove(update.index)
+        # Only the first choice of a prompt is told of its start, and only that one counts the prompt.
+        before = self._usages.get(update.index) or Usage(prompt_tokens=0, completion_tokens=0)
         if row.usage is not None:
             self._usages[update.index] = row.usage
-        elif before is not None:
+        else:
             self._usages[update.index] = msgspec.structs.replace(before, completion_tokens=row.tokens)
 
     def chunk(self, choice: dict[str, object]) -> bytes:

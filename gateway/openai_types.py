@@ -5,15 +5,37 @@ Which fields exist at all is in `openai_fields`. An error names the field as the
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from gateway.errors import InvalidRequest
+from gateway.openai_formats import (
+    Format,
+    as_choice,
+    as_grammar,
+    as_regex,
+    as_response_format,
+    as_schema,
+    as_structured_outputs,
+)
 from gateway.openai_values import Content, as_content, as_logit_bias, as_prompts, as_stops, as_template_kwargs, travels
 from gateway.request import GenerateRequest
 from supervisor.protocol import Code, Prompt, Reasoning, Sampling
 
 MAX_STOPS = 20
+MAX_CHOICES = 16
+"""Each is a row of the batch or waits to be one: twice as many as run at once by default."""
+MAX_TOP_LOGPROBS = 20
 INT64 = 2**63
 
 
@@ -27,7 +49,8 @@ class StreamOptions(_Body):
 
 
 class _Generation(_Body):
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """None: the default model, if the settings name one."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), BeforeValidator(as_stops)] = []
@@ -41,7 +64,40 @@ class _Generation(_Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[int, float] | None, PlainValidator(as_logit_bias)] = None
+    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    ignore_eos: bool | None = None
     cache_salt: str | None = None
+    response_format: Annotated[Format | None, PlainValidator(as_response_format)] = None
+    structured_outputs: Annotated[Format | None, PlainValidator(as_structured_outputs)] = None
+    guided_json: Annotated[Format | None, PlainValidator(as_schema)] = None
+    guided_regex: Annotated[Format | None, PlainValidator(as_regex)] = None
+    guided_choice: Annotated[Format | None, PlainValidator(as_choice)] = None
+    guided_grammar: Annotated[Format | None, PlainValidator(as_grammar)] = None
+
+    @model_validator(mode="after")
+    def _one_format(self) -> Self:
+        asked = self._formats()
+        if len(asked) > 1:
+            raise PydanticCustomError("exclusive", "{names} exclude each other", {"names": " and ".join(asked)})
+        return self
+
+    @property
+    def format(self) -> Format | None:
+        return next(iter(self._formats().values()), None)
+
+    def _formats(self) -> dict[str, Format]:
+        ways = {
+            "response_format": self.response_format,
+            "structured_outputs": self.structured_outputs,
+            "guided_json": self.guided_json,
+            "guided_regex": self.guided_regex,
+            "guided_choice": self.guided_choice,
+            "guided_grammar": self.guided_grammar,
+        }
+        return {name: wanted for name, wanted in ways.items() if wanted is not None}
 
     @property
     def include_usage(self) -> bool:
@@ -62,6 +118,11 @@ class _Generation(_Body):
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
             seed=self.seed,
+            n=self.n,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
         )
 
 
@@ -102,6 +163,15 @@ class ChatRequest(_Generation):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _with_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise PydanticCustomError("top_logprobs", "it needs logprobs to be true")
+        return value
 
     @model_validator(mode="after")
     def _one_way_to_end(self) -> Self:
@@ -115,7 +185,7 @@ class ChatRequest(_Generation):
 
     def neutral(self) -> GenerateRequest:
         return GenerateRequest(
-            model=self.model,
+            model=self.model or "",
             task="chat",
             prompt=Prompt(messages=[message.plain() for message in self.messages]),
             sampling=self.sampling(),
@@ -125,23 +195,30 @@ class ChatRequest(_Generation):
             reasoning=Reasoning(effort=self.reasoning_effort) if self.reasoning_effort is not None else None,
             continue_final=bool(self.continue_final_message),
             cache_salt=self.cache_salt,
+            response_format=self.format,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
 
 
 class CompletionRequest(_Generation):
     prompt: Annotated[list[Prompt], PlainValidator(as_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
 
     def neutral(self) -> list[GenerateRequest]:
         """One request per prompt."""
         return [
             GenerateRequest(
-                model=self.model,
+                model=self.model or "",
                 task="complete",
                 prompt=prompt,
                 sampling=self.sampling(),
                 max_tokens=self.max_tokens,
                 stop=tuple(self.stop),
                 cache_salt=self.cache_salt,
+                response_format=self.format,
+                logprobs=self.logprobs,
+                echo=bool(self.echo),
             )
             for prompt in self.prompt
         ]
@@ -155,5 +232,7 @@ def invalid(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     if first["type"] == Code.UNSUPPORTED:
         return InvalidRequest(f"Invalid '{param}': {first['msg']}.", param=param, code=Code.UNSUPPORTED)
+    if not param:  # about several fields, which the message names
+        return InvalidRequest(f"Invalid request: {first['msg']}.", code="invalid_value")
     code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
-    return InvalidRequest(f"Invalid '{param}': {first['msg']}.", param=param or None, code=code)
+    return InvalidRequest(f"Invalid '{param}': {first['msg']}.", param=param, code=code)

@@ -26,8 +26,17 @@ class GenerateRequest:
     reasoning: Reasoning | None = None
     continue_final: bool = False
     cache_salt: str | None = None
+    response_format: dict[str, object] | None = None
+    """As `Submit` has it."""
+    logprobs: int | None = None
+    echo: bool = False
     probe: bool = False
     """Nothing is to be generated: how much of the prompt is cached?"""
+
+    @property
+    def choices(self) -> int:
+        """Answers to this one prompt."""
+        return self.sampling.n or 1
 
     def hash(self) -> str:
         """Identifies the request across retries and restarts, so that a prompt which kills workers can be told apart."""
@@ -57,6 +66,9 @@ class GenerateRequest:
             reasoning=self.reasoning,
             continue_final=self.continue_final,
             cache_salt=self.cache_salt,
+            response_format=self.response_format,
+            logprobs=self.logprobs,
+            echo=self.echo,
         )
 
     def count(self, *, epoch: str, rid: str, model: ModelRef) -> Submit:
@@ -83,4 +95,5 @@ class _Defaults(Sampling, frozen=True, kw_only=True):
 
 def _merged(given: Sampling, under: Sampling) -> Sampling:
     names = Sampling.__struct_fields__
-    return Sampling(**{name: own if (own := getattr(given, name)) is not None else getattr(under, name) for name in names})
+    merged = Sampling(**{name: own if (own := getattr(given, name)) is not None else getattr(under, name) for name in names})
+    return msgspec.structs.replace(merged, n=given.n)  # how many answers there are is the client's to say

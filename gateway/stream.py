@@ -70,7 +70,8 @@ async def _until_decided(answer: Answer, patience_s: float) -> list[Update]:
         for update in await answer.take(left_s):
             if isinstance(update, Failed):
                 raise api_error(update.failure)
-            started.add(update.index)
+            if isinstance(update, Started):
+                started.add(update.index)
             updates.append(update)
     return updates
 

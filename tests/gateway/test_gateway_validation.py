@@ -51,7 +51,7 @@ WRONG: list[tuple[dict[str, object], str, str]] = [
         "unsupported",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content", "unsupported"),
-    ({"model": None}, "model", "invalid_type"),
+    ({"model": None}, "model", "missing_required_parameter"),
     ({"model": ""}, "model", "invalid_value"),
     ({"model": 4}, "model", "invalid_type"),
     ({"max_tokens": 0}, "max_tokens", "invalid_value"),
@@ -83,21 +83,36 @@ WRONG: list[tuple[dict[str, object], str, str]] = [
     ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "invalid_type"),
     ({"chat_template_kwargs": {"n": 10**40}}, "chat_template_kwargs", "invalid_value"),
     ({"reasoning_effort": "much"}, "reasoning_effort", "invalid_value"),
-    ({"n": 2}, "n", "unsupported"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"n": 17}, "n", "invalid_value"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported"),
     ({"tool_choice": "required"}, "tool_choice", "unsupported"),
     ({"functions": [{"name": "f"}]}, "functions", "unsupported"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported"),
-    ({"logprobs": True}, "logprobs", "unsupported"),
-    ({"top_logprobs": 3}, "top_logprobs", "unsupported"),
+    ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
+    ({"response_format": "json"}, "response_format", "invalid_value"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format", "invalid_value"),
+    ({"response_format": {"type": "json_object", "schema": 5}}, "response_format", "invalid_value"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "invalid_value"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "invalid_value"),
+    ({"structured_outputs": {"json_object": 1}}, "structured_outputs", "invalid_value"),
+    ({"guided_json": "{"}, "guided_json", "invalid_value"),
+    ({"guided_json": {"maximum": 10**40}}, "guided_json", "invalid_value"),
+    ({"guided_regex": ""}, "guided_regex", "invalid_value"),
+    ({"guided_choice": []}, "guided_choice", "invalid_value"),
+    ({"guided_choice": ["a", 1]}, "guided_choice", "invalid_value"),
+    ({"guided_grammar": 7}, "guided_grammar", "invalid_value"),
+    ({"logprobs": 3}, "logprobs", "invalid_type"),
+    ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+    ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+    ({"ignore_eos": "yes"}, "ignore_eos", "invalid_type"),
+    ({"xtc_probability": 1.5}, "xtc_probability", "invalid_value"),
+    ({"xtc_threshold": -0.1}, "xtc_threshold", "invalid_value"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported"),
     ({"prediction": {"type": "content"}}, "prediction", "unsupported"),
     ({"web_search_options": {}}, "web_search_options", "unsupported"),
-    ({"min_tokens": 4}, "min_tokens", "unsupported"),
-    ({"ignore_eos": True}, "ignore_eos", "unsupported"),
-    ({"xtc_probability": 0.5}, "xtc_probability", "unsupported"),
-    ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "unsupported"),
     ({"thinking_budget": 100}, "thinking_budget", "unsupported"),
 ]
 
@@ -109,11 +124,12 @@ WRONG_COMPLETIONS: list[tuple[dict[str, object], str, str]] = [
     ({"prompt": [-1]}, "prompt", "invalid_type"),
     ({"prompt": [True]}, "prompt", "invalid_type"),
     ({"prompt": ["a"] * 129}, "prompt", "invalid_value"),
-    ({"echo": True}, "echo", "unsupported"),
+    ({"echo": 1}, "echo", "invalid_type"),
     ({"suffix": "end"}, "suffix", "unsupported"),
     ({"best_of": 3}, "best_of", "unsupported"),
-    ({"logprobs": 0}, "logprobs", "unsupported"),
-    ({"n": 3}, "n", "unsupported"),
+    ({"logprobs": -1}, "logprobs", "invalid_value"),
+    ({"logprobs": True}, "logprobs", "invalid_type"),
+    ({"n": 17}, "n", "invalid_value"),
 ]
 
 SYSTEMS = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}, {"role": "developer", "content": "c"}]
@@ -129,6 +145,7 @@ FINE: list[dict[str, object]] = [
     {"messages": [USER, *CALLS]},
     {"messages": [{"role": "user", "content": PARTS}]},
     {"response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"response_format": None, "structured_outputs": {}, "guided_json": None, "top_logprobs": 0, "xtc_threshold": 0.2},
     {"store": False, "user": "me", "metadata": {}, "service_tier": "auto", "prompt_cache_key": "k", "verbosity": "low"},
     {"logit_bias": {"5": -100, "7": 1.5}, "stop": [f"<{number}>" for number in range(20)]},
 ]
@@ -158,6 +175,15 @@ async def test_a_wrong_field_is_400_and_named(stand: Stand) -> None:
             assert (response.status, error["param"], error["code"]) == (400, param, code), (fields, error)
     assert not stand.supervisor.all(Acquire)
     assert (await stand.chat())[0] == 200
+
+
+async def test_fields_that_exclude_each_other_are_400_and_both_named(stand: Stand) -> None:
+    await stand.start()
+    status, body = await stand.chat(response_format={"type": "json_object"}, guided_regex="a")
+    error = body["error"]
+    assert isinstance(error, dict)
+    assert (status, error["param"], error["code"]) == (400, None, "invalid_value")
+    assert error["message"] == "Invalid request: response_format and guided_regex exclude each other."
 
 
 async def test_a_missing_field_is_400_and_named(stand: Stand) -> None:

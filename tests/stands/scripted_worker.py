@@ -18,6 +18,7 @@ from supervisor.protocol import (
     VERSION,
     Accepted,
     Cancel,
+    FinishReason,
     Join,
     Message,
     Piece,
@@ -87,6 +88,30 @@ class ScriptedWorker:
             pieces=[Piece(text=text, kind=kind) for text in texts],  # pyright: ignore[reportArgumentType]
             finish=finish,  # pyright: ignore[reportArgumentType]
             usage=usage,
+        )
+        self.send(Rows(epoch=submit.epoch, rows=[row]))
+
+    def choice_row(
+        self,
+        submit: Submit,
+        choice: int,
+        text: str,
+        *,
+        finish: FinishReason | None = None,
+        logprobs: list[dict[str, object]] | None = None,
+    ) -> None:
+        """One token of one of several choices; the last one says how many there were."""
+        key = f"{submit.rid}/{choice}"
+        number = self._seqs[key] = self._seqs.get(key, 0) + 1
+        row = Row(
+            rid=submit.rid,
+            choice=choice,
+            seq=number - 1,
+            tokens=number,
+            pieces=[Piece(text=text)] if text else [],
+            logprobs=logprobs,
+            finish=finish,
+            usage=Usage(prompt_tokens=7, completion_tokens=number, cached_hot=choice and 6) if finish else None,
         )
         self.send(Rows(epoch=submit.epoch, rows=[row]))
 

@@ -20,6 +20,7 @@ from supervisor.protocol import (
     Prompt,
     Reasoning,
     Result,
+    Row,
     Rows,
     Sampling,
     Trim,
@@ -255,3 +256,30 @@ async def test_a_new_epoch_ends_what_the_old_one_asked_for(peers: Peers, gateway
     await idle(supervisor)
     await asyncio.sleep(0.1)
     assert not gateway.unread  # not a word more about the old one
+
+
+async def test_choices_end_one_by_one_and_the_request_with_the_last(gateway: ScriptedGateway) -> None:
+    rid = gateway.submit(Prompt(text="Hello"), max_tokens=6, sampling=Sampling(temperature=1.0, seed=1, n=3), logprobs=1)
+    rows = [row for row in await rows_until_over(gateway, rid, 3) if row.rid == rid]
+    assert {row.choice for row in rows if row.finish == "length"} == {0, 1, 2}
+    entry = (rows[0].logprobs or [])[0]
+    assert isinstance(entry["bytes"], bytes) and entry["bytes"].decode(errors="replace") == entry["token"]
+    assert len(entry["top"]) == 1  # pyright: ignore[reportArgumentType]
+    assert gateway.submit(CHAT, rid=rid, max_tokens=1) == rid, "the id is free again"
+    assert (await gateway.answer(rid)).problem is None
+
+
+async def test_a_cancel_ends_every_choice(gateway: ScriptedGateway) -> None:
+    rid = gateway.submit(Prompt(text="Hello"), sampling=Sampling(temperature=0.0, n=6))
+    await gateway.expect(Rows, lambda rows: any(row.rid == rid for row in rows.rows))
+    gateway.send(Cancel(epoch=gateway.epoch, rid=rid))
+    rows = await rows_until_over(gateway, rid, 6)
+    assert {row.choice for row in rows if row.finish == "cancelled"} == set(range(6))
+
+
+async def rows_until_over(gateway: ScriptedGateway, rid: str, choices: int) -> list[Row]:
+    rows: list[Row] = []
+    while sum(row.finish is not None for row in rows) < choices:
+        message = await gateway.expect(Rows, lambda message: any(row.rid == rid for row in message.rows))
+        rows += [row for row in message.rows if row.rid == rid]
+    return rows

@@ -10,6 +10,7 @@ import pytest
 
 from supervisor.protocol import CacheGrant, Sampling
 from tests.stands.equality import assert_same_greedy, greedy_ids, model_logprobs
+from tests.stands.families import FAMILIES, UNCACHED, family_model
 from tests.stands.models import tiny_model
 from tests.stands.sink import GREEDY, Answer, ForcedText, RunningEngine
 from worker.job import Job
@@ -175,3 +176,20 @@ def test_the_choices_of_one_request_share_the_prompts_prefill(model: Path, monke
     assert [answer.cached for answer in answers] == [0, 299, 299, 299]
     assert len({answer.text for answer in answers}) == 4
     assert again[0].text == answers[0].text
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *UNCACHED])
+def test_models_of_every_cache_family_score_prompts_and_answers(tmp_path: Path, family: str) -> None:
+    """Also those that are served one at a time, and beside a stream where two fit."""
+    model = family_model(tmp_path / family, family)
+    ids = prompt(150)
+    with running(model) as e:
+        beside = e.submit("beside", prompt(20), 30)
+        scored = submit(e, "scored", ids, 12, top=2, echo="")
+        answered = submit(e, "answered", ids, 12, top=2)
+        got, short = entries(scored), entries(answered)
+        assert beside.over.wait(60)
+    assert_scored(model, [*ids, *scored.ids], got, 2, 0)
+    assert_scored(model, [*ids, *answered.ids], short, 2, len(ids))
+    assert_same_greedy(model, ids, greedy_ids(model, ids, 12), scored.ids)
+    assert_same_greedy(model, prompt(20), greedy_ids(model, prompt(20), 30), beside.ids)
