@@ -36,8 +36,8 @@ async def test_it_starts_cheaply_and_idles_small(stand: Stand) -> None:
 async def test_it_never_maps_mlx_or_a_tokenizer(stand: Stand) -> None:
     await stand.start()
     await stand.chat()
-    maps = Path(f"/proc/{process(stand).pid}/maps").read_text()
-    assert "mlx" not in maps and "tokenizers" not in maps
+    mapped = {Path(mapping.path).name for mapping in process(stand).memory_maps()}  # a checkout may well be called omlxd
+    assert not any(word in name for name in mapped for word in ("mlx", "tokenizers"))
 
 
 async def test_idle_it_hardly_uses_the_cpu(stand: Stand) -> None:
