@@ -3,7 +3,7 @@
 Prints one JSON line per pass over the store, so that whoever grants write credits knows what was there and when. On the
 lifeline (a pipe whose other end the parent holds) it takes orders, one JSON object a line: `{"do": "pass"}`, with `"dry_run":
 true` if nothing is to go, or `{"do": "clear", "model": M}`; an `"id"` comes back with the answer. It may be killed at any
-moment, ends at the lifeline's EOF and at SIGTERM, and ignores SIGINT. `python -P -m cachestore.evict --help` lists the options.
+moment, ends at the lifeline's EOF and at SIGTERM, and ignores SIGINT and SIGHUP. `python -P -m cachestore.evict --help` lists the options.
 """
 
 import argparse
@@ -65,7 +65,8 @@ class Janitor:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the parent's to handle
+    for number in (signal.SIGINT, signal.SIGHUP):  # a Ctrl-C or the end of the terminal is the parent's to handle
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
     if options.lifeline_fd is not None:

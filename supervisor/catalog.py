@@ -10,6 +10,10 @@ from pathlib import Path
 from supervisor.model_files import ModelFiles, NotAModel, read_model
 
 
+PROCESS_NAMES = frozenset({"omlxd", "gateway", "text", "janitor"})
+"""`omlxctl logs` and `restart` take them beside model ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
     id: str
@@ -43,13 +47,23 @@ def scan(directories: Sequence[Path]) -> Catalog:
             except (NotAModel, OSError) as e:
                 skipped.append(Skipped(path, str(e)))
                 continue
-            if ":" in name:
-                skipped.append(Skipped(path, "a model's name cannot hold a colon"))
+            if problem := _unusable_name(name):
+                skipped.append(Skipped(path, problem))
             elif name in models:
                 skipped.append(Skipped(path, f"another model is already named {name}: {models[name].path}"))
             else:
                 models[name] = entry
     return Catalog(tuple(models[name] for name in sorted(models)), tuple(skipped))
+
+
+def _unusable_name(name: str) -> str | None:
+    if ":" in name:
+        return "a model's name cannot hold a colon"
+    if not name.isprintable():
+        return "a model's name cannot hold control characters"
+    if name in PROCESS_NAMES:
+        return f"{name} is the name of one of the server's own processes"
+    return None
 
 
 def _candidates(directory: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]:

