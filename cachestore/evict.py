@@ -3,7 +3,8 @@
 Prints one JSON line per pass over the store, so that whoever grants write credits knows what was there and when. On the
 lifeline (a pipe whose other end the parent holds) it takes orders, one JSON object a line: `{"do": "pass"}`, with `"dry_run":
 true` if nothing is to go, or `{"do": "clear", "model": M}`; an `"id"` comes back with the answer. It may be killed at any
-moment, ends at the lifeline's EOF and at SIGTERM, and ignores SIGINT and SIGHUP. `python -P -m cachestore.evict --help` lists the options.
+moment, ends at the lifeline's EOF and at SIGTERM, and ignores SIGINT and SIGHUP.
+`python -P -m cachestore.evict --help` lists the options.
 """
 
 import argparse

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from supervisor.model_files import ModelFiles, NotAModel, read_model
 
-
 PROCESS_NAMES = frozenset({"omlxd", "gateway", "text", "janitor"})
 """`omlxctl logs` and `restart` take them beside model ids."""
 
