@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from msgspec.structs import replace
+
 from supervisor import slot_events as slots
+from supervisor.admin_operate import Operate
 from supervisor.cache_verbs import CacheVerbs
 from supervisor.catalog import CatalogEntry
 from supervisor.catalog_edit import EditRefused, remove
@@ -37,6 +40,7 @@ class Admin:
         self._removals: set[asyncio.Task[None]] = set()
         self._waiting: dict[str, tuple[bytes, Call]] = {}
         """Calls whose reply depends on the slot machine, by the name the machine knows them under."""
+        self._operate = Operate(supervisor, self._reply, self._refuse)
         self._verbs: dict[str, Callable[[bytes, Call], None]] = {
             "status": self._status,
             "models": self._models,
@@ -46,6 +50,8 @@ class Admin:
             "pin": self._pin,
             "unpin": self._pin,
             "reset": self._reset,
+            "restart": self._restart,
+            "dump": self._operate.dump,
             "remove": self._remove,
             "import": self._import,
             "rescan": self._rescan,
@@ -81,6 +87,8 @@ class Admin:
                 self._supervisor.importer.refused(f"{PREFIX}{call.args.get('name')}", effect.code, effect.message)
         elif not effect.ok:
             self._refuse(who, call, effect.code, effect.message)
+        elif call.verb == "restart":
+            self._load(who, replace(call, verb="load"))
         elif call.verb == "remove":
             self._remove_files(who, call, model)
         else:
@@ -134,6 +142,18 @@ class Admin:
     def _unload(self, who: bytes, call: Call) -> None:
         model = self._entry(call).id
         self._supervisor.happened(slots.UnloadRequested(model, self._wait(who, call), bool(call.args.get("force"))))
+
+    def _restart(self, who: bytes, call: Call) -> None:
+        """A model's process finishes its requests first, and what waits is served by the new one."""
+        name = str(call.args.get("name", ""))
+        if name in self._supervisor.staff.attendants:
+            self._operate.restart_attendant(who, call, name)
+            return
+        entry = self._entry(replace(call, args={"model": name}))
+        self._supervisor.happened(slots.ResetRequested(entry.id, None))
+        pinned = self._supervisor.slot_status(entry.id).pinned
+        again = replace(call, verb="restart", args={"model": entry.id, "pin": pinned, "name": name})
+        self._supervisor.happened(slots.UnloadRequested(entry.id, self._wait(who, again), False))
 
     def _pin(self, who: bytes, call: Call) -> None:
         model = self._entry(call).id

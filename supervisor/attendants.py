@@ -85,7 +85,9 @@ class Attendant:
         self._since = time.time()
         self._retry: asyncio.TimerHandle | None = None
         self._leaving = False
+        self._renewed = False
         self._gone = asyncio.Event()
+        self._up = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -93,6 +95,7 @@ class Attendant:
 
     def start(self) -> None:
         self._retry = None
+        self._renewed = False
         self._gen += 1
         identity, self.nonce, self.hello = f"{self.duty.identity_prefix}.{self._gen}", secrets.token_hex(16), False
         self.identity = identity.encode()
@@ -115,10 +118,13 @@ class Attendant:
         if self.duty.greets:
             self.heard()
             self._listen()
+        else:
+            self._up.set()
         self._changed()
 
     def greeted(self) -> None:
         self.hello = True
+        self._up.set()
         self.heard()
         self._listen()
         self._changed()
@@ -142,6 +148,36 @@ class Attendant:
         up = self._child is not None and (self.hello or not self.duty.greets)
         state = "running" if up else "starting" if self._child else "stopped" if self._leaving else "backoff"
         return ChildStatus(name=self.duty.name, state=state, pid=self.pid, restarts=max(0, self._gen - 1), since=self._since)
+
+    async def renew(self, grace_s: float) -> None:
+        """Another process takes over: this one, which may have been asked by message already, gets so long to go by itself."""
+        if self._child is None:
+            if self._retry is not None:
+                self._retry.cancel()
+                self.start()
+            return
+        self._renewed = True
+        going = self._child
+        if not await self.gone(grace_s):
+            going.signal(signal.SIGTERM)
+        if not await self.gone(grace_s):
+            going.kill()
+            await self.gone(REAPED_S)
+
+    async def running(self) -> bool:
+        """Whether it reports for duty in time."""
+        try:
+            await asyncio.wait_for(self._up.wait(), self._hello_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def dump_stacks(self) -> bool:
+        """Into its log; False if it is not there or not far enough to take the signal."""
+        if self._child is None or not self.hello:
+            return False
+        self._child.signal(signal.SIGUSR1)
+        return True
 
     def dismiss(self) -> None:
         """From now on its end is expected and it is not started again."""
@@ -188,8 +224,12 @@ class Attendant:
             self._silence.cancel()
         lost, self._child = self.identity.decode(), None
         self._gone.set()
+        self._up.clear()
         self._on_lost(lost)
-        if not self._leaving:
+        if self._renewed and not self._leaving:
+            log.info("%s: ended to be started again: %s", self.duty.name, how)
+            self._retry = asyncio.get_running_loop().call_later(SOON_S, self.start)
+        elif not self._leaving:
             log.error("%s: ended unasked: %s", self.duty.name, how)
             self._plan_restart()
         self._changed()

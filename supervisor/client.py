@@ -7,14 +7,14 @@ runs but does not answer (by a deadline for the first message). Must not import 
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
 import zmq
 
 from supervisor.instance import running_pid
-from supervisor.protocol import Call, Note, Problem, ProtocolError, Reply, decode, encode
+from supervisor.protocol import Call, Event, Note, Problem, ProtocolError, Reply, Snapshot, Watch, decode, encode
 
 FIRST_ANSWER_S = 2.0
 """A server that is alive answers a short verb within milliseconds; it may be starting, or stopped by a debugger."""
@@ -106,6 +106,23 @@ class ControlClient:
                 if message.ok:
                     return message.result
                 raise CallFailed(message.code or "internal", message.message or f"{verb} failed")
+
+    def watch(self) -> Iterator[Snapshot | Event]:
+        """A snapshot, then every event, for as long as the server lives."""
+        self.watch_from(None)
+        started = time.monotonic()
+        deadline: float | None = started + FIRST_ANSWER_S
+        while True:
+            message, _ = decode(self._receive(deadline, started))
+            if isinstance(message, Problem):
+                raise CallFailed(message.code, message.message)
+            if isinstance(message, Snapshot | Event):
+                deadline = None
+                yield message
+
+    def watch_from(self, since_seq: int | None) -> None:
+        """For whoever reads `watch`: the events after that one come next, or a snapshot if they are not all remembered."""
+        self._socket.send_multipart(encode(Watch(since_seq=since_seq)))
 
     def _receive(self, deadline: float | None, started: float) -> list[bytes]:
         while True:

@@ -8,7 +8,19 @@ from pathlib import Path
 
 import click
 
-from supervisor import ctl_cache, ctl_chat, ctl_config, ctl_doctor, ctl_exit, ctl_logs, ctl_models, ctl_server, ctl_service
+from supervisor import (
+    ctl_cache,
+    ctl_chat,
+    ctl_config,
+    ctl_doctor,
+    ctl_events,
+    ctl_exit,
+    ctl_logs,
+    ctl_models,
+    ctl_operate,
+    ctl_server,
+    ctl_service,
+)
 from supervisor.ctl_home import Home
 
 
@@ -28,7 +40,8 @@ def omlxctl(context: click.Context, home: Path | None) -> None:
 
 for command in (
     *(ctl_server.serve, ctl_server.status, ctl_server.ps, ctl_server.reload, ctl_server.stop),
-    *(ctl_models.models, ctl_models.load, ctl_models.unload, ctl_models.reset),
+    *(ctl_models.models, ctl_models.load, ctl_models.unload, ctl_models.reset, ctl_models.pin, ctl_models.unpin),
+    *(ctl_events.events, ctl_operate.restart, ctl_operate.dump),
     *(ctl_cache.cache, ctl_logs.logs, ctl_chat.chat, ctl_chat.run, ctl_config.config, ctl_doctor.doctor, ctl_service.service),
 ):
     omlxctl.add_command(command)

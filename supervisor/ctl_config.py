@@ -1,4 +1,4 @@
-"""`omlxctl config`: the effective settings with where each came from, and taking over those of oMLX."""
+"""`omlxctl config`: the effective settings with where each came from, changing one, and taking over those of oMLX."""
 
 from pathlib import Path
 from typing import cast
@@ -17,7 +17,7 @@ OMLX_HOME = Path("~/.omlx")
 
 @click.group()
 def config() -> None:
-    """Show the settings, or take over those of oMLX."""
+    """Show or change the settings, or take over those of oMLX."""
 
 
 @config.command()
@@ -47,6 +47,54 @@ def _shown(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(str(v) for v in cast("list[object]", value)) or "-"
     return str(value)
+
+
+@config.command()
+@click.argument("key")
+@click.option("--json", "as_json", is_flag=True, help="value and source as JSON")
+@pass_home
+def get(here: Home, key: str, as_json: bool) -> None:
+    """Print the value of one setting: section.name, or models.ID.name. Keys are masked."""
+    from supervisor.settings_edit import split
+
+    split(key)
+    result = here.either(lambda client: client.call("config"), lambda: effective(here.loaded))
+    values, sources = (cast("dict[str, object]", result[part]) for part in ("values", "sources"))
+    value = values.get(key)
+    if as_json:
+        return terminal.print_json({"key": key, "value": value, "source": sources.get(key)})
+    click.echo("" if value is None else _shown(value))
+    return None
+
+
+@config.command(name="set")
+@click.argument("key")
+@click.argument("value")
+@pass_home
+def set_(here: Home, key: str, value: str) -> None:
+    """Write one setting to settings.json and tell a running server. VALUE may be JSON; auto or null takes the setting away.
+
+    Nothing is written unless the whole file is valid with it. A flag or a variable that sets the same goes on winning.
+    """
+    from supervisor.settings_edit import NotWritten, set_value, value_from
+
+    try:
+        wanted = value_from(value)
+        set_value(here.paths.home, key, None if wanted == "auto" else wanted)
+    except NotWritten as e:
+        raise CommandFailed(str(e)) from e
+    outcome = here.either(lambda client: client.call("reload"), dict)
+    restart = cast("list[str]", outcome.get("restart", []))
+    when = "takes effect when the server is started again" if key in restart else "is set"
+    click.echo(f"{key} {when}")
+    _warn_of_other_source(here, key)
+
+
+def _warn_of_other_source(here: Home, key: str) -> None:
+    result = here.either(lambda client: client.call("config"), lambda: effective(here.load()))
+    source = cast("dict[str, str]", result["sources"]).get(key, FILE)
+    if source.startswith(("flag", "environment")):
+        terminal.warn(f"{key} still comes from {source}, which goes before {FILE}")
 
 
 @config.command("import")

@@ -67,6 +67,29 @@ def unload(here: Home, model: str, force: bool) -> None:
 @click.command()
 @click.argument("model")
 @pass_home
+def pin(here: Home, model: str) -> None:
+    """Keep MODEL loaded until it is unpinned, unloaded or the server ends; for good: config set models.ID.pinned true.
+
+    A pinned model is not unloaded to make room or for idleness, and is loaded again after a crash. Pinning loads nothing.
+    """
+    with here.client() as client:
+        client.call("pin", {"model": model})
+    click.echo(f"{model} is pinned")
+
+
+@click.command()
+@click.argument("model")
+@pass_home
+def unpin(here: Home, model: str) -> None:
+    """Let MODEL go again when others need its memory, whatever the settings say, until the server ends."""
+    with here.client() as client:
+        client.call("unpin", {"model": model})
+    click.echo(f"{model} is not pinned")
+
+
+@click.command()
+@click.argument("model")
+@pass_home
 def reset(here: Home, model: str) -> None:
     """Forget the crashes of MODEL, so that it is tried again at once."""
     with here.client() as client:
@@ -125,6 +148,8 @@ def show(here: Home, model: str, as_json: bool) -> None:
         | ({"prefix cache": slot.cache} if slot.cache else {})
         | ({"process": f"pid {slot.pid}, {terminal.size(slot.charged_bytes)} given"} if slot.pid else {})
         | ({"aliases": ", ".join(slot.aliases)} if slot.aliases else {})
+        | ({"profiles": ", ".join(f"{slot.id}:{name}" for name in slot.profiles)} if slot.profiles else {})
+        | ({"pinned": "yes"} if slot.pinned else {"unloaded after": f"{slot.ttl_s:g} s idle"} if slot.ttl_s else {})
         | ({"last error": slot.last_error} if slot.last_error else {})
     )
     defaults = cast("dict[str, dict[str, object]]", result.get("defaults", {}))

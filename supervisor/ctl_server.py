@@ -1,6 +1,8 @@
 """omlxctl's commands about the server as a whole: serve, status, ps, reload, stop."""
 
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +18,7 @@ from supervisor.protocol import ServerStatus, SlotStatus
 from supervisor.settings import Leaf, leaves
 from supervisor.settings_values import switch
 
+WATCH_S = 1.0
 STOP_S = 30.0
 """The server's own shutdown fits in 25 s."""
 LOADED = ("loading", "ready", "draining", "stopping", "spawning")
@@ -67,13 +70,25 @@ serve.params.extend(option for leaf in leaves() if (option := flag_of(leaf)))
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="everything, as JSON")
+@click.option("--watch", "watching", is_flag=True, help="go on until Ctrl-C; with --json one object a line")
 @pass_home
-def status(here: Home, as_json: bool) -> None:
+def status(here: Home, as_json: bool, watching: bool) -> None:
     """Say whether the server runs, where, and how full its memory is."""
     with here.client() as client:
-        result = client.call("status")
+        while True:
+            result = client.call("status")
+            if watching and not as_json:
+                click.clear()
+            _show_status(result, as_json, terminal.print_line if watching else terminal.print_json)
+            if not watching:
+                return
+            sys.stdout.flush()
+            time.sleep(WATCH_S)
+
+
+def _show_status(result: dict[str, object], as_json: bool, print_json: Callable[[object], None]) -> None:
     if as_json:
-        return terminal.print_json(result)
+        return print_json(result)
     server = msgspec.convert(result, ServerStatus)
     loaded = [model.id for model in server.models if model.state == "ready"]
     terminal.print_facts(
@@ -81,15 +96,26 @@ def status(here: Home, as_json: bool) -> None:
             "server": f"omlxd {server.version} (pid {server.pid}), up {terminal.age(server.started)}",
             "address": f"http://{server.host}:{server.port}",
             "home": server.home,
-            "memory": f"{terminal.size(server.charged_bytes)} of {terminal.size(server.budget_bytes)} given out",
+            "memory": f"{terminal.size(server.charged_bytes)} of {terminal.size(server.budget_bytes)} given out; "
+            f"{terminal.size(server.reserve_bytes)} is not for models; measured {terminal.size(server.measured_bytes)}",
             "models": f"{len(server.models)} known, {len(loaded)} loaded{': ' + ', '.join(loaded) if loaded else ''}",
             **{f"cache of {model.id}": model.cache for model in server.models if model.state == "ready"},
             **{child.name: _child(child.state, child.pid, child.restarts) for child in server.children},
         }
     )
+    charged = [model for model in server.models if model.charged_bytes]
+    if charged:
+        click.echo()
+        terminal.print_table(["MODEL", "GIVEN", "WEIGHTS", "KV", "HOT CACHE", "MEASURED", ""], [_memory(m) for m in charged])
     for warning in server.warnings:
         terminal.warn(warning)
     return None
+
+
+def _memory(model: SlotStatus) -> list[str]:
+    beat = model.beat or {}
+    sizes = (model.charged_bytes, model.weights_bytes, beat.get("kv_bytes"), beat.get("hot_bytes"), model.measured_bytes)
+    return [model.id, *(terminal.size(cast("int", size)) if size else "-" for size in sizes), "pinned" if model.pinned else ""]
 
 
 def _child(state: str, pid: int | None, restarts: int) -> str:

@@ -19,6 +19,11 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def print_line(value: object) -> None:
+    """One JSON object on a line of its own, for what goes on and on."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(line[i]) for line in (headings, *rows)) for i in range(len(headings))]
     click.secho("  ".join(h.ljust(w) for h, w in zip(headings, widths, strict=True)).rstrip(), bold=True)

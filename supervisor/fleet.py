@@ -134,6 +134,13 @@ class Fleet:
         if worker := self._current(model, gen):
             worker.child.signal(signal.SIGUSR1)
 
+    def dump_all_stacks(self) -> list[str]:
+        """Models whose workers were told to write their stacks into their logs; one that has not said hello would die of it."""
+        asked = [worker for worker in self._by_model.values() if worker.greeted]
+        for worker in asked:
+            worker.child.signal(signal.SIGUSR1)
+        return [worker.model for worker in asked]
+
     def gateway_lost(self, gateway: str) -> None:
         for worker in self._by_model.values():
             self._shell.send(worker.identity, GatewayLost(gateway=gateway))

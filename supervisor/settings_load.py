@@ -46,8 +46,13 @@ def home_of(environ: Mapping[str, str], home: Path | None = None) -> Path:
     return Path(home or environ.get("OMLX_HOME") or "~/.omlxd").expanduser().absolute()
 
 
-def load(environ: Mapping[str, str], flags: Mapping[str, object] | None = None, home: Path | None = None) -> Loaded:
-    """The effective settings. `flags` are by key path (`server.port`).
+def load(
+    environ: Mapping[str, str],
+    flags: Mapping[str, object] | None = None,
+    home: Path | None = None,
+    document: Mapping[str, object] | None = None,
+) -> Loaded:
+    """The effective settings. `flags` are by key path (`server.port`); `document` is tried in place of the file.
 
     Raises:
         SettingsInvalid: with every problem of all sources.
@@ -55,7 +60,8 @@ def load(environ: Mapping[str, str], flags: Mapping[str, object] | None = None, 
     where = home_of(environ, home)
     problems: list[str] = []
     raw: Raw = {}
-    document = read_file(where / FILE, problems)
+    if document is None:
+        document = read_file(where / FILE, problems)
     known = {leaf.path: leaf for leaf in leaves()}
     models = _from_file(document, known, raw, problems)
     warnings = _from_environment(environ, known, raw)
@@ -188,7 +194,7 @@ def _parse(leaf: Leaf, value: object, values: dict[str, object], problems: list[
     try:
         values[leaf.key] = leaf.setting.parse(value)
     except Refused as e:
-        problems.append(f"{where}: {e}, not {value!r}")
+        problems.append(f"{where}: {e}" if leaf.setting.secret else f"{where}: {e}, not {value!r}")
 
 
 def _did_you_mean(name: str, names: list[str]) -> str:

@@ -17,7 +17,7 @@ def effective(loaded: Loaded) -> dict[str, object]:
     sources = dict(loaded.sources)
     for model, of_model in loaded.settings.models.items():
         for field in dataclasses.fields(of_model):
-            if (value := cast("object", getattr(of_model, field.name))) is not None:
+            if (value := cast("object", getattr(of_model, field.name))) not in (None, ()):
                 values[f"models.{model}.{field.name}"] = _plain(value)
                 sources[f"models.{model}.{field.name}"] = FILE
     return {"values": values, "sources": sources, "warnings": loaded.warnings, "home": str(loaded.home)}

@@ -186,6 +186,10 @@ class Supervisor:
         if self.machine.stopped:
             self._machine_stopped.set()
 
+    def next_deadline_in_s(self) -> float | None:
+        deadline = self.machine.next_deadline()
+        return None if deadline is None else deadline - time.monotonic()
+
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

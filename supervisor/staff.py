@@ -16,6 +16,7 @@ log = logging.getLogger("staff")
 
 GATEWAY = "gateway"
 GRACE_S = 1.0
+GATEWAY_GRACE_S = 3.0
 
 
 class StaffShell(Protocol):
@@ -71,6 +72,14 @@ class Staff:
         for attendant in self.attendants.values():
             if attendant.hello:
                 self.assign(attendant)
+
+    async def renew(self, name: str) -> int | None:
+        """Another process for that duty, its pid once it reports. The gateway first ends its streams with an error."""
+        attendant = self.attendants[name]
+        if attendant.hello:
+            self._shell.send(attendant.identity, Stop(reason=f"{name} is started again", flush_deadline_s=2.0))
+        await attendant.renew(GATEWAY_GRACE_S if name == GATEWAY else GRACE_S)
+        return attendant.pid if await attendant.running() else None
 
     def dismiss(self) -> None:
         """The beginning of the end: nobody is started again, and the gateway ends its streams and leaves."""

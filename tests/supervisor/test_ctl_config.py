@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from supervisor import settings_docs
-from supervisor.ctl_doctor import foreign_packages
 from supervisor.ctl_server import flag_of
+from supervisor.doctor import foreign_packages
 from supervisor.settings import leaves
 from tests.supervisor.ctl_stand import ScriptedSupervisor, Shell
 
