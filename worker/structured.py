@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from supervisor.protocol import Code
 from worker.job import Matcher
 from worker.prompt import Refused
-from worker.vocabulary import Vocabulary
+from worker.vocabulary import TokensUnreadable, Vocabulary
 
 WHITESPACE = r"[ \t\r\n]{0,32}"
 """Between the parts of a JSON text. Without a bound small models indent for ever; with none, good ones leave their habits."""
@@ -28,7 +28,7 @@ def compiled(vocabulary: Vocabulary, response_format: _Format | None) -> Matcher
     grammar = grammar_of(response_format)
     try:
         matching = vocabulary.matching
-    except ValueError as e:
+    except TokensUnreadable as e:
         raise Refused(Code.UNSUPPORTED, f"this model's tokenizer cannot be held to a grammar: {e}") from e
     matcher = LLMatcher(matching, grammar, log_level=0)
     if matcher.is_error():

@@ -8,14 +8,14 @@ from typing import cast
 
 from supervisor.protocol import Code
 from worker.prompt import Refused
-from worker.vocabulary import Vocabulary
+from worker.vocabulary import TokensUnreadable, Vocabulary
 
 
 def be_readable(vocabulary: Vocabulary) -> None:
     """Call in the pool, before scores are asked for. Raises Refused."""
     try:
-        vocabulary.text_of(0)
-    except ValueError as e:
+        vocabulary.raw(0)
+    except TokensUnreadable as e:
         raise Refused(Code.UNSUPPORTED, f"logprobs are not supported with this model's tokenizer: {e}") from e
 
 

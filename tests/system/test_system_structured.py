@@ -56,7 +56,7 @@ def test_a_stream_of_a_schema_parses_too(real: Server) -> None:
 
 
 def test_a_json_object_is_one(real: Server) -> None:
-    answer = real.chat("smollm2", ASK, response_format={"type": "json_object"}, max_tokens=300)
+    answer = real.chat("smollm2", ASK, response_format={"type": "json_object"}, max_tokens=80)
     assert answer.status == 200
     body = answer.json()
     if body["choices"][0]["finish_reason"] == "stop":
