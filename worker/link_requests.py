@@ -192,6 +192,9 @@ class ModelRequests:
             if row.finish == "cancelled" and request.too_late:
                 self.refuse(row.rid, Code.DEADLINE, "the request's deadline has passed")
                 continue
+            if row.finish == "error":
+                self._give_up(request)
+                continue
             wanted.setdefault(request.gateway, []).append(self._named(row, request))
             if row.finish is not None:
                 request.unfinished -= 1
@@ -199,6 +202,12 @@ class ModelRequests:
                     self._forget(row.rid)
         for gateway, theirs in wanted.items():
             gateway.send(Rows(epoch=gateway.epoch, rows=theirs))
+
+    def _give_up(self, request: Request) -> None:
+        """Its grammar could not go on: no fault of the server, and the same request would fail again."""
+        self.refuse(request.submit.rid, Code.BAD_SCHEMA, "The format asked for became too complex to enforce; make it simpler.")
+        if self._model is not None:
+            self._model.engine.cancel(request.submit.rid)
 
     def _named(self, row: Row, request: Request) -> Row:
         if row.logprobs is None or self._vocabulary is None:

@@ -5,6 +5,7 @@ import MLX.
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -18,6 +19,8 @@ from worker.vocabulary import TokensUnreadable, Vocabulary
 
 WHITESPACE = r"[ \t\r\n]{0,32}"
 """Between the parts of a JSON text. Without a bound small models indent for ever; with none, good ones leave their habits."""
+FIRST_MASK_LIMIT_S = 0.5
+"""An ordinary one takes 1 ms. Where the first takes this long, later ones would hold up every stream."""
 _Format = Mapping[str, object]
 
 
@@ -31,8 +34,14 @@ def compiled(vocabulary: Vocabulary, response_format: _Format | None) -> Matcher
     except TokensUnreadable as e:
         raise Refused(Code.UNSUPPORTED, f"this model's tokenizer cannot be held to a grammar: {e}") from e
     matcher = LLMatcher(matching, grammar, log_level=0)
+    began = time.monotonic()
+    if not matcher.is_error():
+        matcher.compute_logit_bias()  # the copies that the engine makes know it already
     if matcher.is_error():
-        raise _bad(response_format, matcher.get_error())
+        reason = matcher.get_error().partition("\n<state>")[0]
+        raise _bad(response_format, "nothing can match it" if reason.startswith("NoExtension") else reason)
+    if time.monotonic() - began > FIRST_MASK_LIMIT_S:
+        raise _bad(response_format, "it is too complex")
     return matcher
 
 

@@ -269,6 +269,16 @@ async def test_choices_end_one_by_one_and_the_request_with_the_last(gateway: Scr
     assert (await gateway.answer(rid)).problem is None
 
 
+async def test_a_format_that_outgrows_its_limits_ends_as_the_senders_error(gateway: ScriptedGateway) -> None:
+    properties = {f"p{number}": {"type": "string", "maxLength": 5000} for number in range(2000)}
+    wanted = {"type": "json_schema", "schema": {"type": "object", "properties": properties}}
+    rid = gateway.submit(Prompt(text="Hello"), sampling=Sampling(temperature=0.0, n=2), response_format=wanted)
+    problem = (await gateway.answer(rid)).problem
+    assert problem is not None
+    assert (problem.code, problem.retryable) == ("bad_schema", False) and "complex" in problem.message
+    assert (await gateway.answer(gateway.submit(Prompt(text="Hello"), max_tokens=2))).finish == "length"
+
+
 async def test_a_cancel_ends_every_choice(gateway: ScriptedGateway) -> None:
     rid = gateway.submit(Prompt(text="Hello"), sampling=Sampling(temperature=0.0, n=6))
     await gateway.expect(Rows, lambda rows: any(row.rid == rid for row in rows.rows))

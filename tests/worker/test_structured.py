@@ -35,6 +35,15 @@ FORMATS: dict[str, Mapping[str, object]] = {
     "lark": {"type": "grammar", "grammar": 'start: "a" (" b" | " c") "."'},
     "gbnf": {"type": "grammar", "grammar": 'root ::= "a" (" b" | " c") "."'},
 }
+
+
+def _nested(depth: int) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
 PROMPT = "You are a helpful assistant. What is the capital of France?"
 
 
@@ -130,7 +139,10 @@ def test_whitespace_between_the_parts_of_a_json_text_is_bounded(model: Path, tex
         ({"type": "regex", "regex": "[a-"}, "unclosed"),
         ({"type": "regex", "regex": "(?=x)y"}, "look"),
         ({"type": "choice", "choice": []}, "choice"),
+        ({"type": "json_schema", "schema": {"$ref": "#"}}, "nothing can match"),
+        ({"type": "json_schema", "schema": _nested(200)}, "recursion"),
         ({"type": "grammar", "grammar": "start: missing"}, "missing"),
+        ({"type": "grammar", "grammar": "start: start"}, "nothing can match"),
         ({"type": "grammar", "grammar": ""}, "grammar"),
     ],
 )
@@ -141,6 +153,12 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(
         compiled(vocabulary, wanted)
     assert refused.value.code == Code.BAD_SCHEMA
     assert words in refused.value.message
+
+
+def test_a_grammar_that_takes_too_long_is_refused(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.structured.FIRST_MASK_LIMIT_S", -1.0)
+    with pytest.raises(Refused, match="too complex"):
+        compiled(vocabulary, FORMATS["regex"])
 
 
 def test_any_text_needs_no_grammar(vocabulary: Vocabulary) -> None:
