@@ -5,11 +5,12 @@ EXTRA := dev
 STAMP := .venv/.installed
 DEMO_STAMP := .venv/.demo-model
 
-.PHONY: help venv demo test check lint types imports bench openblas clean
+.PHONY: help venv demo test soak check lint types imports bench openblas clean
 
 help:
 	@echo "make demo   install, import a small real model, serve it, ask it something"
 	@echo "make test   install what the tests need and run the whole suite"
+	@echo "make soak   50 loads and unloads in a row: nothing may grow"
 	@echo "make check  lint, types, import rules, then the tests"
 	@echo "make bench  omlxd beside mlx_lm.server on one model, ratios in one run"
 
@@ -52,5 +53,8 @@ bench: venv $(DEMO_STAMP) openblas
 test: venv $(DEMO_STAMP) openblas
 	@PYTHONPATH=. $(PY) -m tests.stands.models
 	$(PY) -m pytest tests
+
+soak: venv openblas
+	SOAK_CYCLES=50 $(PY) -m pytest tests/system/test_system_many.py -k cycles --timeout 1800
 
 check: lint types imports test
