@@ -11,8 +11,9 @@ from worker.sampling import processors_for, sampler_for
 
 
 class Controls:
-    def __init__(self, job: Job, choice: int, vocab_size: int, eos_ids: frozenset[int]) -> None:
-        self.sampler = sampler_for(job.sampling, choice, eos_ids)
+    def __init__(self, job: Job, choice: int, vocab_size: int, eos_ids: frozenset[int], *, generated_tokens: int = 0) -> None:
+        """`generated_tokens` are there already where an answer goes on that was put aside; a grammar reads them by itself."""
+        self.sampler = sampler_for(job.sampling, choice, eos_ids, drawn_tokens=generated_tokens)
         self._recorder = None if job.logprobs is None else Recorder(job.logprobs)
         self._constraint = None if job.matcher is None else Constraint(job.matcher, len(job.prompt), eos_ids)
         changes = processors_for(job.sampling, len(job.prompt), vocab_size, eos_ids)

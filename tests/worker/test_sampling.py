@@ -134,6 +134,15 @@ def test_xtc_strikes_row_by_row_with_its_probability_and_after_the_other_filters
     assert np.abs(counts[:3] - (0.75 * kept + 0.25 * struck)).max() < 0.02 and counts[3:].sum() == 0
 
 
+def test_a_sequence_that_was_put_aside_draws_on_where_it_was() -> None:
+    wanted = Sampling(temperature=1.0, seed=12, top_p=0.95)
+    logprobs = distribution()
+    throughout = sampler_for(wanted, 1)
+    whole = [throughout(logprobs).item() for _ in range(12)]
+    later = sampler_for(wanted, 1, drawn_tokens=5)
+    assert [later(logprobs).item() for _ in range(7)] == whole[5:]
+
+
 def test_xtc_draws_from_the_requests_own_key() -> None:
     wanted = Sampling(temperature=1.0, seed=11, xtc_probability=0.5)
     one, two = (sampler_for(wanted, eos_ids=frozenset({2})) for _ in range(2))

@@ -280,3 +280,20 @@ def test_a_grammar_that_breaks_down_ends_its_own_answer_with_an_error(model: Pat
         assert plain.over.wait(60)
     assert broken.finish == "error" and len(broken.rows) <= 6
     assert_same_greedy(model, prompt, text.decode(greedy_ids(model, prompt, 60)), plain.text)
+
+
+def test_an_answer_that_was_put_aside_is_held_to_where_it_was(text: Text, vocabulary: Vocabulary) -> None:
+    import mlx.core as mx
+
+    from worker.constraint import Constraint
+
+    matcher = compiled(vocabulary, FORMATS["schema"])
+    assert matcher is not None
+    prompt, said = text.encode_text(PROMPT), text.encode_text('{"city": "Rome", "sunny": tr')
+    logits = mx.zeros((1, text.vocab_size))
+    step_by_step = Constraint(matcher, len(prompt), text.eos_ids)
+    for known in range(len(said) + 1):
+        expected = step_by_step(mx.array([*prompt, *said[:known]]), logits)
+    at_once = Constraint(matcher, len(prompt), text.eos_ids)(mx.array([*prompt, *said]), logits)
+    assert at_once.tolist() == expected.tolist()
+    assert 0 < sum(value == 0 for value in at_once.tolist()[0]) < 10  # type: ignore[index]
