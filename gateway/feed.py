@@ -45,6 +45,9 @@ class Feed:
         elif event.kind == EventKind.SERVER and self._server is not None and "warnings" in event.data:
             warnings = msgspec.convert(event.data["warnings"], list[str])
             self._server = msgspec.structs.replace(self._server, warnings=warnings)
+        elif event.kind == EventKind.SERVER and self._server is not None and "measured_bytes" in event.data:
+            measured_bytes = msgspec.convert(event.data["measured_bytes"], int)
+            self._server = msgspec.structs.replace(self._server, measured_bytes=measured_bytes)
         elif event.status is not None:
             self._models[event.status.id] = event.status
         elif event.kind == EventKind.SLOT and event.model is not None:

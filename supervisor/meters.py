@@ -5,6 +5,7 @@ and a reading walks the page tables of the whole model.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from typing import Protocol
 from supervisor import slot_events as slots
 from supervisor.fleet import Fleet, WorkerProcess
 from supervisor.meter import footprint_bytes
+from supervisor.protocol import EventKind
 from supervisor.settings_load import Loaded
 from supervisor.staff import Staff
+
+log = logging.getLogger("meters")
 
 OWN_EVERY = 6
 """The gateway and its like are small and do not change much."""
@@ -30,7 +34,12 @@ class MeterShell(Protocol):
     staff: Staff
 
     def happened(self, event: slots.SlotEvent) -> None: ...
+    def publish(self, kind: EventKind, data: dict[str, object]) -> None: ...
     def publish_status(self, model: str) -> None: ...
+
+
+def differs(size_bytes: int, told_bytes: int) -> bool:
+    return abs(size_bytes - told_bytes) > TOLD_SHARE * told_bytes
 
 
 @dataclass(slots=True)
@@ -47,6 +56,7 @@ class Meters:
         self._read = read
         self._workers: dict[int, Reading] = {}
         self._own: dict[int, int] = {}
+        self._told_bytes = 0
 
     @property
     def tree_bytes(self) -> int:
@@ -56,10 +66,16 @@ class Meters:
     async def keep(self) -> None:
         rounds = 0
         while True:
-            if rounds % OWN_EVERY == 0:
-                await self._look_at_own()
-            await self._look_at_workers()
+            try:
+                if rounds % OWN_EVERY == 0:
+                    await self._look_at_own()
+                await self._look_at_workers()
+            except Exception:  # without readings charges stay what they are: no reason for the server to end
+                log.exception("memory could not be measured")
             rounds += 1
+            if differs(self.tree_bytes, self._told_bytes):
+                self._told_bytes = self.tree_bytes
+                self._shell.publish(EventKind.SERVER, {"measured_bytes": self.tree_bytes})
             await asyncio.sleep(self._shell.loaded.settings.memory.measure_s)
 
     async def _look_at_own(self) -> None:
@@ -82,6 +98,6 @@ class Meters:
         reading = self._workers.setdefault(worker.child.pid, Reading(size_bytes, progress))
         reading.size_bytes, reading.progress = size_bytes, progress
         self._shell.happened(slots.WorkerMeasured(worker.model, worker.gen, size_bytes))
-        if abs(size_bytes - reading.told_bytes) > TOLD_SHARE * reading.told_bytes:
+        if differs(size_bytes, reading.told_bytes):
             reading.told_bytes = size_bytes
             self._shell.publish_status(worker.model)

@@ -29,8 +29,8 @@ Settings of one model, under its id: `{"models": {"my-model": {"temperature": 0.
 `generation_config.json`, which goes before `sampling`; a request's own fields go before all. `omlxctl models show M` prints the
 outcome. `omlxctl config set models.my-model.temperature 0.2` writes one, once the whole file is valid with it.
 
-- A request may name a model by its id, an alias, or either with a profile: `my-model:careful`. A name that would mean two models is
-  an error. A profile's own values go before the model's; it can hold `temperature`, `top_p`, `top_k`, `min_p`,
+- A request may name a model by its id, an alias, or either with a profile: `my-model:careful`. A name that would mean two
+  models is an error. A profile's own values go before the model's; it can hold `temperature`, `top_p`, `top_k`, `min_p`,
   `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `max_tokens` and `chat_template_kwargs`:
   `{"models": {"my-model": {"aliases": ["gpt-4o"], "profiles": {"careful": {"temperature": 0}}}}}`.
 - `ttl_s` counts from the end of a model's last request. `pinned` models have none; `omlxctl pin` and `unpin` go before this

@@ -12,6 +12,7 @@ import pytest
 
 from supervisor.meter import RusageInfo, footprint_bytes, pss_bytes
 from supervisor.meters import Meters
+from supervisor.protocol import EventKind
 from supervisor.settings import MemorySettings, Settings
 from supervisor.slot_events import SlotEvent, WorkerMeasured
 
@@ -75,6 +76,9 @@ class Stand:
     def happened(self, event: SlotEvent) -> None:
         self.events.append(event)
 
+    def publish(self, kind: EventKind, data: dict[str, object]) -> None:
+        self.told.append(f"{kind} {data}")
+
     def publish_status(self, model: str) -> None:
         self.told.append(model)
 
@@ -97,15 +101,29 @@ async def test_an_idle_worker_is_read_once_and_a_busy_one_again() -> None:
     meters = Meters(server, server.read)
     await look(server, meters, 0.25)
     assert server.looked_at.count(50) == 1 and 51 not in server.looked_at
-    assert server.events == [WorkerMeasured("a", 3, 1000)] and server.told == ["a"]
+    assert server.events == [WorkerMeasured("a", 3, 1000)]
+    assert server.told == ["a", "server {'measured_bytes': 1010}"]
     server.progress, server.sizes[50] = 1, 1005
     await look(server, meters, 0.05)
     assert server.events[-1] == WorkerMeasured("a", 3, 1005)
-    assert server.told == ["a"], "half a percent is no news"
+    assert len(server.told) == 2, "half a percent is no news"
     server.progress, server.sizes[50] = 2, 2000
     await look(server, meters, 0.05)
-    assert server.told == ["a", "a"]
+    assert server.told[2:] == ["a", "server {'measured_bytes': 2010}"]
     assert meters.tree_bytes == 2010
+
+
+async def test_a_meter_that_fails_is_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    server = stand(_50=1000, _60=10)
+    fails = iter([True])
+
+    def read(pid: int) -> int | None:
+        if next(fails, False):
+            raise AttributeError("no such call in this system's library")
+        return server.read(pid)
+
+    await look(server, Meters(server, read), 0.25)
+    assert server.events == [WorkerMeasured("a", 3, 1000)] and "memory could not be measured" in caplog.text
 
 
 async def test_a_worker_that_is_gone_counts_no_more() -> None:

@@ -35,7 +35,8 @@ def test_load_says_on_stderr_what_it_is_at(small: Server) -> None:
 
 
 def test_what_the_server_does_not_know_is_exit_4(small: Server) -> None:
-    for words in (("load", "nope"), ("unload", "nope"), ("reset", "nope"), ("logs", "nope"), ("models", "show", "nope")):
+    verbs = ("load", "unload", "reset", "pin", "unpin", "restart", "logs")
+    for words in (*((verb, "nope") for verb in verbs), ("models", "show", "nope")):
         done = small.ctl(*words, check=False)
         assert (done.returncode, "nope" in done.stderr) == (4, True), words
     assert small.ctl("run", "nope", "hi", check=False).returncode == 4

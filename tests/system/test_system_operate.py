@@ -28,7 +28,7 @@ def test_an_idle_model_is_unloaded_after_its_time_to_live_and_a_pinned_one_is_no
     small.wait_for(lambda: state(small) == "idle", 10, "the idle model is unloaded")
     assert "idle for 1 s" in small.ctl("logs", "omlxd").stdout
     assert "pinned" in small.ctl("pin", "tiny").stdout
-    small.ctl("load", "tiny")
+    small.ctl("load", "tiny", "--pin")
     time.sleep(2.5)
     assert state(small) == "ready" and small.model("tiny")["pinned"]
     assert "pinned" in small.ctl("status").stdout
@@ -167,6 +167,7 @@ def test_status_shows_the_sum_and_goes_on_while_it_is_watched(tiny: Path) -> Non
         assert status["measured_bytes"] > model["measured_bytes"] and status["reserve_bytes"] > 0
         shown = server.ctl("status").stdout
         assert all(word in shown for word in ("GIVEN", "WEIGHTS", "KV", "HOT CACHE", "MEASURED", "is not for models"))
+        server.wait_for(lambda: server.get("/api/status").json()["measured_bytes"], 5, "the gateway hears of it")
         api = server.get("/api/status").json()
         assert api["models"][0]["measured_bytes"] > 0 and api["reserve_bytes"] == status["reserve_bytes"]
         command = [*OMLXCTL, "status", "--watch", "--json"]
