@@ -105,7 +105,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.leave)
-        loop.add_signal_handler(signal.SIGHUP, self.admin.reload)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up, os.isatty(2))
         background = [asyncio.create_task(work) for work in (self._chores(), self.store.keep(), self.meters.keep())]
         self.happened(slots.ModelsChanged(self.roster.costs()))
         self.staff.start()
@@ -119,6 +119,14 @@ class Supervisor:
                 task.cancel()
             await self._shut_down()
         return self._exit_code
+
+    def _hung_up(self, had_terminal: bool) -> None:
+        """SIGHUP asks a server to read its settings again, and tells one in a terminal that this was closed."""
+        if had_terminal and not os.isatty(2):
+            log.info("the terminal is gone")
+            self.leave()
+        else:
+            self.admin.reload()
 
     def leave(self) -> None:
         self._leave.set()
