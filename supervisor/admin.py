@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from supervisor import slot_events as slots
 from supervisor.admin_operate import Operate
+from supervisor.admin_reply import Refused
 from supervisor.cache_verbs import CacheVerbs
 from supervisor.catalog import CatalogEntry
 from supervisor.catalog_edit import EditRefused, remove
@@ -26,21 +27,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("admin")
 
 
-class Refused(Exception):
-    """A verb cannot be carried out; becomes the reply."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Admin:
     def __init__(self, supervisor: "Supervisor") -> None:
         self._supervisor = supervisor
         self._removals: set[asyncio.Task[None]] = set()
         self._waiting: dict[str, tuple[bytes, Call]] = {}
         """Calls whose reply depends on the slot machine, by the name the machine knows them under."""
-        self._operate = Operate(supervisor, self._reply, self._refuse)
+        self._operate = Operate(supervisor, self)
         self._verbs: dict[str, Callable[[bytes, Call], None]] = {
             "status": self._status,
             "models": self._models,
@@ -55,12 +48,12 @@ class Admin:
             "remove": self._remove,
             "import": self._import,
             "rescan": self._rescan,
-            "logs": self._logs,
+            "logs": self._operate.logs,
             "config": self._config,
             "reload": self._reload,
             "cache_explain": supervisor.explaining.ask,
             "stop": self._stop,
-            **CacheVerbs(supervisor.store, self._reply, self._refuse).verbs,
+            **CacheVerbs(supervisor.store, self.reply, self.refuse).verbs,
         }
 
     def call(self, who: bytes, call: Call) -> None:
@@ -70,23 +63,23 @@ class Admin:
                 raise Refused(Code.BAD_REQUEST, f"there is no verb {call.verb!r}")
             verb(who, call)
         except Refused as e:
-            self._refuse(who, call, e.code, str(e))
+            self.refuse(who, call, e.code, str(e))
         except Exception as e:  # whoever asked must not wait for ever
             log.exception("%s failed", call.verb)
-            self._refuse(who, call, Code.INTERNAL, f"{call.verb} failed: {type(e).__name__}: {e}")
+            self.refuse(who, call, Code.INTERNAL, f"{call.verb} failed: {type(e).__name__}: {e}")
 
     def done(self, effect: slots.CallDone) -> None:
         """The machine has finished what a call asked of it."""
         if effect.call not in self._waiting:
             return  # a client has used one id for two calls
         who, call = self._waiting.pop(effect.call)
-        resolved = self._supervisor.roster.resolve(str(call.args.get("model", "")))
+        resolved = self._supervisor.roster.named(str(call.args.get("model", "")))
         model = resolved.entry.id if resolved else str(call.args.get("model", ""))
         if call.verb == "import":
             if not effect.ok:
                 self._supervisor.importer.refused(f"{PREFIX}{call.args.get('name')}", effect.code, effect.message)
         elif not effect.ok:
-            self._refuse(who, call, effect.code, effect.message)
+            self.refuse(who, call, effect.code, effect.message)
         elif call.verb == "restart":
             self._load(who, replace(call, verb="load"))
         elif call.verb == "remove":
@@ -94,7 +87,7 @@ class Admin:
         else:
             worker = self._supervisor.fleet.worker(model)
             load_s = worker.ready.load_s if worker and worker.ready else None
-            self._reply(who, call, {"model": model, "pid": worker.child.pid if worker else None, "load_s": load_s})
+            self.reply(who, call, {"model": model, "pid": worker.child.pid if worker else None, "load_s": load_s})
 
     def progressed(self, status: SlotStatus) -> None:
         """Everybody who waits for that model's load hears how far it is."""
@@ -106,11 +99,11 @@ class Admin:
     # Verbs
 
     def _status(self, who: bytes, call: Call) -> None:
-        self._reply(who, call, cast("dict[str, object]", plain(self._supervisor.status())))
+        self.reply(who, call, cast("dict[str, object]", plain(self._supervisor.status())))
 
     def _models(self, who: bytes, call: Call) -> None:
         catalog = self._supervisor.roster.catalog
-        self._reply(
+        self.reply(
             who,
             call,
             {
@@ -131,7 +124,7 @@ class Admin:
             **{k: {"value": plain(d.value), "source": d.source} for k, d in roster.defaults(entry).items()},
         }
         shown["capabilities"] = plain(worker.ready.capabilities) if worker and worker.ready else None
-        self._reply(who, call, shown)
+        self.reply(who, call, shown)
 
     def _load(self, who: bytes, call: Call) -> None:
         entry = self._entry(call)
@@ -170,7 +163,7 @@ class Admin:
     def _remove_files(self, who: bytes, call: Call, model: str) -> None:
         entry = self._supervisor.roster.catalog.get(model)
         if entry is None:
-            self._refuse(who, call, Code.MODEL_NOT_FOUND, f"{model} is removed already")
+            self.refuse(who, call, Code.MODEL_NOT_FOUND, f"{model} is removed already")
             return
         task = asyncio.create_task(self._delete(who, call, entry.path))
         self._removals.add(task)
@@ -181,11 +174,11 @@ class Admin:
         try:
             await asyncio.to_thread(remove, self._supervisor.paths.models, path)
         except EditRefused as e:
-            self._refuse(who, call, Code.NOT_ALLOWED, str(e))
+            self.refuse(who, call, Code.NOT_ALLOWED, str(e))
         except OSError as e:
-            self._refuse(who, call, Code.INTERNAL, f"{e.filename}: {e.strerror}")
+            self.refuse(who, call, Code.INTERNAL, f"{e.filename}: {e.strerror}")
         else:
-            self._reply(who, call, self.rescan())
+            self.reply(who, call, self.rescan())
 
     def _import(self, who: bytes, call: Call) -> None:
         source, name = Path(str(call.args.get("file", ""))), str(call.args.get("name", ""))
@@ -199,20 +192,20 @@ class Admin:
         self._supervisor.importer.begin(
             order,
             call=self._wait(who, call),
-            on_note=lambda data: self._note(who, call, data),
+            on_note=lambda data: self.note(who, call, data),
             on_end=lambda job: self._imported(who, call, job),
         )
 
     def _imported(self, who: bytes, call: Call, job: Import) -> None:
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting[1] is not call}
         if job.result is None or job.error is not None:
-            self._refuse(who, call, job.code, job.error or "the import failed")
+            self.refuse(who, call, job.code, job.error or "the import failed")
             return
         self.rescan()
-        self._reply(who, call, {**job.result, "model": job.order.name})
+        self.reply(who, call, {**job.result, "model": job.order.name})
 
     def _rescan(self, who: bytes, call: Call) -> None:
-        self._reply(who, call, self.rescan())
+        self.reply(who, call, self.rescan())
 
     def rescan(self) -> dict[str, object]:
         """Looks through the model directories again."""
@@ -226,30 +219,11 @@ class Admin:
             supervisor.publish(EventKind.CATALOG, changes)
         return changes
 
-    def _logs(self, who: bytes, call: Call) -> None:
-        name = str(call.args.get("name", ""))
-        book = self._supervisor.books.get(name)
-        if book is None:
-            if self._supervisor.roster.catalog.get(name) is None:
-                raise Refused(Code.MODEL_NOT_FOUND, f"{name} is neither a model nor a process of this server")
-            book = self._supervisor.book(name)
-        lines = call.args.get("lines")
-        self._note(who, call, {"lines": book.tail(lines if isinstance(lines, int) else 200)})
-        if not call.args.get("follow"):
-            self._reply(who, call, {})
-            return
-
-        def more(new: list[str]) -> None:
-            if not self._note(who, call, {"lines": new}):
-                stop_following()
-
-        stop_following = book.follow(more)
-
     def _config(self, who: bytes, call: Call) -> None:
-        self._reply(who, call, effective(self._supervisor.loaded))
+        self.reply(who, call, effective(self._supervisor.loaded))
 
     def _reload(self, who: bytes, call: Call) -> None:
-        self._reply(who, call, self._read_settings())
+        self.reply(who, call, self._read_settings())
 
     def reload(self) -> None:
         """SIGHUP. What is wrong is logged, and the old settings stay."""
@@ -277,21 +251,21 @@ class Admin:
         return result
 
     def _stop(self, who: bytes, call: Call) -> None:
-        self._reply(who, call, {})
+        self.reply(who, call, {})
         self._supervisor.leave()
 
     # Answers
 
     def _entry(self, call: Call) -> CatalogEntry:
         name = str(call.args.get("model", ""))
-        resolved = self._supervisor.roster.resolve(name) if name else None
+        resolved = self._supervisor.roster.named(name)
         if resolved is None:
             known = ", ".join(e.id for e in self._supervisor.roster.catalog.models) or "none"
             raise Refused(Code.MODEL_NOT_FOUND, f"there is no model {name!r}; known: {known}")
         return resolved.entry
 
     def _names(self, call: Call, model: str) -> bool:
-        resolved = self._supervisor.roster.resolve(str(call.args.get("model", "")))
+        resolved = self._supervisor.roster.named(str(call.args.get("model", "")))
         return resolved is not None and resolved.entry.id == model
 
     def _wait(self, who: bytes, call: Call) -> str:
@@ -299,11 +273,11 @@ class Admin:
         self._waiting[key] = (who, call)
         return key
 
-    def _note(self, who: bytes, call: Call, data: dict[str, object]) -> bool:
+    def note(self, who: bytes, call: Call, data: dict[str, object]) -> bool:
         return self._supervisor.send(who, Note(id=call.id, data=data))
 
-    def _reply(self, who: bytes, call: Call, result: dict[str, object]) -> None:
+    def reply(self, who: bytes, call: Call, result: dict[str, object]) -> None:
         self._supervisor.send(who, Reply(id=call.id, ok=True, result=result))
 
-    def _refuse(self, who: bytes, call: Call, code: str, message: str) -> None:
+    def refuse(self, who: bytes, call: Call, code: str, message: str) -> None:
         self._supervisor.send(who, Reply(id=call.id, ok=False, code=code, message=message))

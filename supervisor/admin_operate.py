@@ -1,14 +1,14 @@
-"""The verbs `restart` and `dump`: another process for a duty or a model, and what everybody is doing at this moment."""
+"""The verbs for operators: another process for a duty, what everybody is doing at this moment, and what they have printed."""
 
 import asyncio
 import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
+from supervisor.admin_reply import Answers, Refused
 from supervisor.protocol import Call, Code, plain
 
 if TYPE_CHECKING:
@@ -16,15 +16,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dump")
 
-Reply = Callable[[bytes, Call, dict[str, object]], None]
-Refuse = Callable[[bytes, Call, str, str], None]
-
 
 class Operate:
-    def __init__(self, supervisor: "Supervisor", reply: Reply, refuse: Refuse) -> None:
+    def __init__(self, supervisor: "Supervisor", answers: Answers) -> None:
         self._supervisor = supervisor
-        self._reply = reply
-        self._refuse = refuse
+        self._answers = answers
         self._renewing: set[asyncio.Task[None]] = set()
 
     def restart_attendant(self, who: bytes, call: Call, name: str) -> None:
@@ -35,9 +31,9 @@ class Operate:
     async def _renew(self, who: bytes, call: Call, name: str) -> None:
         pid = await self._supervisor.staff.renew(name)
         if pid is None:
-            self._refuse(who, call, Code.INTERNAL, f"{name} does not come up again; see: omlxctl logs {name}")
+            self._answers.refuse(who, call, Code.INTERNAL, f"{name} does not come up again; see: omlxctl logs {name}")
         else:
-            self._reply(who, call, {"name": name, "pid": pid})
+            self._answers.reply(who, call, {"name": name, "pid": pid})
 
     def dump(self, who: bytes, call: Call) -> None:
         """Stacks go to the logs: a process that hangs writes its own, which is why they cannot be part of the answer."""
@@ -46,7 +42,7 @@ class Operate:
         asked += supervisor.fleet.dump_all_stacks()
         log.warning("stacks of all threads and tasks\n%s", own_stacks())
         budget = supervisor.machine.budget()
-        self._reply(
+        self._answers.reply(
             who,
             call,
             {
@@ -58,6 +54,26 @@ class Operate:
                 "stacks_in_logs": ["omlxd", *asked],
             },
         )
+
+    def logs(self, who: bytes, call: Call) -> None:
+        name = str(call.args.get("name", ""))
+        book = self._supervisor.books.get(name)
+        if book is None:
+            named = self._supervisor.roster.named(name)
+            if named is None:
+                raise Refused(Code.MODEL_NOT_FOUND, f"{name} is neither a model nor a process of this server")
+            book = self._supervisor.book(named.entry.id)
+        lines = call.args.get("lines")
+        self._answers.note(who, call, {"lines": book.tail(lines if isinstance(lines, int) else 200)})
+        if not call.args.get("follow"):
+            self._answers.reply(who, call, {})
+            return
+
+        def more(new: list[str]) -> None:
+            if not self._answers.note(who, call, {"lines": new}):
+                stop_following()
+
+        stop_following = book.follow(more)
 
 
 def own_stacks() -> str:

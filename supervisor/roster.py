@@ -38,14 +38,15 @@ class Roster:
         return min(limit, entry.files.context) if limit else entry.files.context
 
     def resolve(self, name: str) -> Resolved | None:
-        """Exact id, alias, either with a profile; none, or with `model.fallback` an unknown one: the default model."""
+        """What a request's model name stands for; none, or with `model.fallback` an unknown one, for the default model."""
         default = self.settings.model.default
         if default is not None and not name:
-            return self._known(default)
-        found = self._known(name)
-        return self._known(default) if found is None and default is not None and self.settings.model.fallback else found
+            return self.named(default)
+        found = self.named(name)
+        return self.named(default) if found is None and default is not None and self.settings.model.fallback else found
 
-    def _known(self, name: str) -> Resolved | None:
+    def named(self, name: str) -> Resolved | None:
+        """Exact id, alias, or either with a profile."""
         if (entry := self._model(name)) is not None:
             return Resolved(entry)
         model, profile = settings_names.parted(name) or (name, "")

@@ -13,14 +13,12 @@ import socket
 import time
 from collections import deque
 from dataclasses import replace
-from typing import cast
 
 import zmq
 
 from supervisor import hardware, ipc, policy
 from supervisor import slot_events as slots
 from supervisor.admin import Admin
-from supervisor.build import build
 from supervisor.census import Census
 from supervisor.control import Control
 from supervisor.explaining import Explaining
@@ -31,6 +29,7 @@ from supervisor.leases import FromGateway, Leases
 from supervisor.leftovers import remove_leftovers
 from supervisor.logs import LogBook, remove_old_files
 from supervisor.meters import Meters
+from supervisor.overview import Overview
 from supervisor.paths import Paths
 from supervisor.protocol import (
     Assign,
@@ -49,7 +48,6 @@ from supervisor.settings import Settings
 from supervisor.settings_load import Loaded, SettingsInvalid
 from supervisor.slot import Machine
 from supervisor.staff import Staff
-from supervisor.status import Clock, slot_status
 from supervisor.store_keeper import StoreKeeper
 
 log = logging.getLogger("omlxd")
@@ -86,9 +84,8 @@ class Supervisor:
         self.meters = Meters(self)
         self.leases = Leases(self)
         self.admin = Admin(self)
+        self.overview = Overview(self, listener)
         self.staff = Staff(self, listener.fileno())
-        self._listener = listener
-        self._started = time.time()
         self._events: deque[slots.SlotEvent] = deque()
         self._handling = False
         self._timer: asyncio.TimerHandle | None = None
@@ -166,7 +163,7 @@ class Supervisor:
 
     def _preload(self) -> None:
         for model in self.loaded.settings.model.preload:
-            resolved = self.roster.resolve(model)
+            resolved = self.roster.named(model)
             if resolved is None:
                 log.warning("%s is to be loaded at start, but there is no such model", model)
                 continue
@@ -294,47 +291,14 @@ class Supervisor:
         return self.store.with_credit(assign, self.fleet.worker(model))
 
     def status(self) -> ServerStatus:
-        host, port = cast("tuple[str, int]", self._listener.getsockname()[:2])
-        views = {view.model: view for view in self.machine.view()}
-        return ServerStatus(
-            version=build(),
-            build=build(),
-            pid=os.getpid(),
-            started=self._started,
-            host=host,
-            port=port,
-            home=str(self.paths.home),
-            budget_bytes=self.budget_bytes,
-            charged_bytes=self.machine.budget().charged_bytes,
-            reserve_bytes=max(0, self.total_ram_bytes - self.budget_bytes),
-            measured_bytes=self.meters.tree_bytes,
-            models=[self._slot_status(entry.id, views.get(entry.id)) for entry in self.roster.catalog.models],
-            children=self.staff.status(),
-            warnings=self.all_warnings(),
-        )
+        return self.overview.server()
 
     def all_warnings(self) -> list[str]:
         """Those of the start and those of the moment."""
         return [*self.warnings, *self.roster.clashes(), *self.store.warnings()]
 
     def slot_status(self, model: str) -> SlotStatus:
-        return self._slot_status(model, next((view for view in self.machine.view() if view.model == model), None))
-
-    def _slot_status(self, model: str, view: slots.SlotView | None) -> SlotStatus:
-        entry = self.roster.catalog.get(model)
-        assert entry is not None, "only models of the catalog have a status"
-        return slot_status(
-            entry,
-            view,
-            self.fleet.worker(model),
-            settings=self.roster.settings.of_model(model),
-            ttl_s=self.roster.ttl_s(model),
-            cache=self.roster.cache_plan(model),
-            context=self.roster.context(entry),
-            estimate_bytes=self.roster.estimate_bytes(entry),
-            defaults=self.roster.defaults(entry),
-            clock=Clock(time.monotonic(), time.time()),
-        )
+        return self.overview.model(model)
 
     def publish_status(self, model: str) -> None:
         """Something about a model's process changed that is no transition of its slot."""

@@ -85,6 +85,7 @@ def test_aliases_profiles_and_the_default_are_one_worker_without_a_reload(small:
     configure(small, {**NAMES, "model": {"default": "tiny", "fallback": True}})
     small.wait_for(lambda: small.post("/v1/chat/completions", body | {"model": "gpt-9"}).status == 200, 5, "the fall-back")
     assert answered("gpt-9") == ("tiny", 9)
+    assert small.ctl("load", "gpt-9", check=False).returncode == 4, "only requests fall back"
 
 
 def test_an_alias_that_is_a_models_id_is_refused_with_both_names(small: Server) -> None:

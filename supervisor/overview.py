@@ -1,0 +1,63 @@
+"""The whole server as everybody sees it: machine, catalog, processes and meters asked at one moment. Changes nothing."""
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, cast
+
+from supervisor import slot_events as slots
+from supervisor.build import build
+from supervisor.protocol import ServerStatus, SlotStatus
+from supervisor.status import Clock, slot_status
+
+if TYPE_CHECKING:
+    from supervisor.shell import Supervisor
+
+
+class Overview:
+    def __init__(self, supervisor: "Supervisor", listener: socket.socket) -> None:
+        self._supervisor = supervisor
+        self._listener = listener
+        self._started = time.time()
+
+    def server(self) -> ServerStatus:
+        supervisor = self._supervisor
+        host, port = cast("tuple[str, int]", self._listener.getsockname()[:2])
+        views = {view.model: view for view in supervisor.machine.view()}
+        return ServerStatus(
+            version=build(),
+            build=build(),
+            pid=os.getpid(),
+            started=self._started,
+            host=host,
+            port=port,
+            home=str(supervisor.paths.home),
+            budget_bytes=supervisor.budget_bytes,
+            charged_bytes=supervisor.machine.budget().charged_bytes,
+            reserve_bytes=max(0, supervisor.total_ram_bytes - supervisor.budget_bytes),
+            measured_bytes=supervisor.meters.tree_bytes,
+            models=[self._model(entry.id, views.get(entry.id)) for entry in supervisor.roster.catalog.models],
+            children=supervisor.staff.status(),
+            warnings=supervisor.all_warnings(),
+        )
+
+    def model(self, model: str) -> SlotStatus:
+        """Of a model of the catalog."""
+        return self._model(model, next((view for view in self._supervisor.machine.view() if view.model == model), None))
+
+    def _model(self, model: str, view: slots.SlotView | None) -> SlotStatus:
+        roster = self._supervisor.roster
+        entry = roster.catalog.get(model)
+        assert entry is not None, "only models of the catalog have a status"
+        return slot_status(
+            entry,
+            view,
+            self._supervisor.fleet.worker(model),
+            settings=roster.settings.of_model(model),
+            ttl_s=roster.ttl_s(model),
+            cache=roster.cache_plan(model),
+            context=roster.context(entry),
+            estimate_bytes=roster.estimate_bytes(entry),
+            defaults=roster.defaults(entry),
+            clock=Clock(time.monotonic(), time.time()),
+        )
