@@ -115,6 +115,10 @@ class Sink(Protocol):
 
     def rows(self, rows: list[Row]) -> None: ...
 
+    def want(self, kv_bytes: int) -> None:
+        """All its requests together need so much KV; a `Grant` may follow."""
+        ...
+
     def error(self, rid: str, code: str, message: str) -> None:
         """That request is over; no row follows."""
         ...

@@ -40,6 +40,7 @@ from supervisor.protocol import (
     Stop,
     Trim,
     UnknownKind,
+    Want,
     decode,
     encode,
 )
@@ -62,6 +63,8 @@ class Host(Protocol):
     def progress(self, message: LoadProgress) -> None: ...
 
     def loaded(self, ready: Ready) -> None: ...
+
+    def want(self, message: Want) -> None: ...
 
     def fail(self, code: str, message: str, exit_code: int) -> None:
         """The service is over, and with it the process."""
@@ -171,6 +174,9 @@ class Link:
     def loaded(self, ready: Ready) -> None:
         self._ready = ready
         self._say_ready()
+
+    def want(self, message: Want) -> None:
+        self._say(message)
 
     def fail(self, code: str, message: str, exit_code: int) -> None:
         _log.error("%s: %s", code, message)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from supervisor.protocol import Assign, Beat, Code, Grant, LoadProgress, ModelRef, Ready, Row, Submit, Trim
+from supervisor.protocol import Assign, Beat, Code, Grant, LoadProgress, ModelRef, Ready, Row, Submit, Trim, Want
 from worker.engine import Engine
 from worker.faults import EXIT_FAILED, EXIT_UNLOADABLE
 from worker.job import EngineBeat, Loaded, LoadSpec, LoadStage
@@ -101,6 +101,9 @@ class ModelService:
 
     def on_rows(self, rows: list[Row]) -> None:
         self._requests.rows(rows)
+
+    def on_want(self, kv_bytes: int) -> None:
+        self._host.want(Want(kv_bytes=kv_bytes, hot_bytes=self._assign.grants.hot_bytes))
 
     def on_error(self, rid: str, code: str, message: str) -> None:
         self._requests.refuse(rid, code, message)

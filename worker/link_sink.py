@@ -22,6 +22,8 @@ class OnLoop(Protocol):
 
     def on_rows(self, rows: list[Row]) -> None: ...
 
+    def on_want(self, kv_bytes: int) -> None: ...
+
     def on_error(self, rid: str, code: str, message: str) -> None: ...
 
 
@@ -46,6 +48,9 @@ class EngineSink:
 
     def rows(self, rows: list[Row]) -> None:
         hop(self._loop, self._listener.on_rows, rows)
+
+    def want(self, kv_bytes: int) -> None:
+        hop(self._loop, self._listener.on_want, kv_bytes)
 
     def error(self, rid: str, code: str, message: str) -> None:
         hop(self._loop, self._listener.on_error, rid, code, message)

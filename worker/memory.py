@@ -2,6 +2,10 @@
 
 import mlx.core as mx
 
+from worker.admission import KvCost
+from worker.kv_leaves import leaves_of
+from worker.mlx_types import Cache
+
 RUNTIME_BYTES = 640 << 20
 CACHE_BYTES = 512 << 20
 """Freed buffers MLX may keep for reuse."""
@@ -16,3 +20,13 @@ def limit_memory(weights_bytes: int, kv_bytes: int) -> None:
     mx.set_cache_limit(CACHE_BYTES)
     if mx.metal.is_available():
         mx.set_wired_limit(limit_bytes)
+
+
+def kv_cost(warm: Cache) -> KvCost:
+    """What a sequence costs, measured at a cache that has seen a few tokens; recurrent state does not grow with them."""
+    layers: list[tuple[int, int | None]] = []
+    for _, leaf in leaves_of(warm):
+        keys, window = getattr(leaf, "keys", None), getattr(leaf, "max_size", None) or getattr(leaf, "chunk_size", None)
+        if isinstance(keys, mx.array) and keys.ndim == 4:
+            layers.append((leaf.nbytes // keys.shape[2], window))
+    return KvCost(tuple(layers))

@@ -40,6 +40,8 @@ class Sequence:
         """None where the prefix cache is off."""
         self.held_tokens = 0
         """What the lane's cache holds of it, as last seen."""
+        self.found_tokens = 0
+        """What the prefix cache seemed to hold of the prompt when it came."""
         self.cached_hot = 0
         self.cached_cold = 0
         self.watch: Watch | None = None

@@ -56,6 +56,10 @@ class SerialLane:
         return self._only is not None and self._only.next_token is None
 
     @property
+    def prefilling_uid(self) -> int:
+        return 0 if self._only is None else self._only.uid
+
+    @property
     def cache_bytes(self) -> int:
         return 0 if self._only is None else sum(leaf.nbytes for leaf in self._only.cache)
 
@@ -76,15 +80,29 @@ class SerialLane:
         self._only = _Only(self._uids, cache, sampler, processors, list(prompt[:cached_tokens]), segments)
         return self._uids
 
-    def step(self) -> list[tuple[int, int]]:
+    def decode(self) -> list[tuple[int, int]]:
+        """As `Lane.decode`; so are the next two."""
         only = self._only
-        if only is None:
+        if only is None or only.next_token is None:
             return []
         with mx.stream(_STREAM):
-            if only.next_token is not None:
-                return [(only.uid, self._decode(only, only.next_token))]
-            self._prefill(only)
-        return []
+            return [(only.uid, self._decode(only, only.next_token))]
+
+    def next_chunk(self, chunk_tokens: int) -> int:
+        return chunk_tokens - (0 if self._only is None else len(self._only.tokens)) % chunk_tokens
+
+    def prefill(self, chunk_tokens: int) -> int:
+        only = self._only
+        if only is None or only.next_token is not None:
+            return 0
+        with mx.stream(_STREAM):
+            return self._prefill(only, self.next_chunk(chunk_tokens))
+
+    def step(self) -> list[tuple[int, int]]:
+        produced = self.decode()
+        if self.is_prefilling:
+            self.prefill(self.chunks.idle_tokens)
+        return produced
 
     def held(self) -> Iterator[Held]:
         if self._only is not None:
@@ -97,10 +115,10 @@ class SerialLane:
     def close(self) -> None:
         self._only = None
 
-    def _prefill(self, only: _Only) -> None:
-        """One chunk; the last one, a single token, yields the first token of the answer."""
+    def _prefill(self, only: _Only, most_tokens: int) -> int:
+        """One chunk; the last one, a single token, yields the first token of the answer. Returns how many tokens it was."""
         segment = only.pending[0]
-        chunk, rest = segment[: self.chunks.idle_tokens], segment[self.chunks.idle_tokens :]
+        chunk, rest = segment[:most_tokens], segment[most_tokens:]
         only.pending[0] = rest
         if not rest:
             only.pending.pop(0)
@@ -112,6 +130,7 @@ class SerialLane:
             mx.clear_cache()
         else:
             self._sample(only, logits)
+        return len(chunk)
 
     def _decode(self, only: _Only, token: mx.array) -> int:
         logits = self._forward(only, token[None])

@@ -3,8 +3,9 @@
 Runs on the engine thread, and is the first module there that imports MLX.
 """
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from cachestore.block import Block
 from cachestore.keys import layout_id, weights_fingerprint
 from cachestore.store import Namespace, Store
 from supervisor.protocol import CacheGrant
+from worker.admission import Admission
 from worker.checkpoint import Checkpoint, open_checkpoint
 from worker.hot import HotTier
 from worker.job import Loaded, LoadSpec, LoadStage, Sink, Text
@@ -21,7 +23,7 @@ from worker.kv import Layout
 from worker.kv_leaves import NotCacheable, why_serial
 from worker.lanes import Chunks, Lane
 from worker.loader import WARM_TOKENS, LoadedModel, load
-from worker.memory import limit_memory
+from worker.memory import kv_cost, limit_memory
 from worker.meter import Meter
 from worker.prefix import PrefixCache
 from worker.sampling import greedy
@@ -33,6 +35,11 @@ from worker.warm_start import WarmStart
 GPU_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 256, 64
 GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 256
 """An abandoned request and a newly arrived one wait for at most this much: 1.4 s for a 135M model on 2 cores."""
+GPU_BUSY_TOKENS, CPU_BUSY_TOKENS = 512, 128
+"""The most that running streams wait for, however fast it goes."""
+MAX_GAP_MS = 300.0
+LANE_UIDS = 1 << 32
+"""More than a lane will ever give out: lanes that become one must not share any."""
 
 
 def bring_up(
@@ -47,15 +54,20 @@ def bring_up(
 
     alone = why_serial(model.warm_cache)
 
+    numbers = itertools.count()
+    admission = Admission(kv_cost(model.warm_cache), spec.grants.kv_bytes, int(_number(spec.settings, "kv_ceiling_bytes", 0)))
+
     def new_lane() -> Lane | SerialLane:
-        lane = Lane(model.model, spec.max_batch, chunks) if alone is None else SerialLane(model.model, chunks)
-        limit_memory(model.weights_bytes, spec.grants.kv_bytes)
+        first_uid = next(numbers) * LANE_UIDS
+        lane = Lane(model.model, spec.max_batch, chunks, first_uid) if alone is None else SerialLane(model.model, chunks)
+        limit_memory(model.weights_bytes, admission.granted_bytes)
         return lane
 
     prefix, why_not = open_prefix_cache(spec, checkpoint, model, chunks.block_tokens)
     _run_once(new_lane(), model)
     progress("warm", 1, 1)
-    scheduler = Scheduler(model, prefix, text, sink, meter, new_lane)
+    max_gap_s = _number(spec.settings, "max_gap_ms", MAX_GAP_MS) / 1000
+    scheduler = Scheduler(model, prefix, text, sink, meter, new_lane, admission, max_gap_s)
     loaded = Loaded(
         context=context_of(spec, text),
         weights_bytes=model.weights_bytes,
@@ -121,8 +133,13 @@ def chunk_sizes(block_tokens: int) -> Chunks:
     on_gpu = mx.default_device() == mx.Device(mx.DeviceType.gpu)
     block = block_tokens or (GPU_BLOCK_TOKENS if on_gpu else CPU_BLOCK_TOKENS)
     idle = max(1, (GPU_CHUNK_TOKENS if on_gpu else CPU_CHUNK_TOKENS) // block) * block
-    busy = max(1, (GPU_BLOCK_TOKENS if on_gpu else CPU_BLOCK_TOKENS) // block) * block
+    busy = max(1, (GPU_BUSY_TOKENS if on_gpu else CPU_BUSY_TOKENS) // block) * block
     return Chunks(idle - idle % busy, busy, block)
+
+
+def _number(settings: Mapping[str, object], name: str, default: float) -> float:
+    value = settings.get(name)
+    return value if isinstance(value, int | float) else default
 
 
 def _run_once(lane: Lane | SerialLane, model: LoadedModel) -> None:

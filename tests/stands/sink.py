@@ -56,6 +56,7 @@ class RecordingSink:
         self.failure: tuple[str, str, int] | None = None
         self.settled = threading.Event()
         self.steps: list[list[Row]] = []
+        self.wanted: list[int] = []
         self._answers: dict[tuple[str, int], Answer] = {}
         self._lock = threading.Lock()
 
@@ -89,6 +90,9 @@ class RecordingSink:
                 answer.finish, answer.stop_string = row.finish, row.stop_string
                 answer.usage, answer.timings = row.usage, row.timings
                 answer.over.set()
+
+    def want(self, kv_bytes: int) -> None:
+        self.wanted.append(kv_bytes)
 
     def error(self, rid: str, code: str, message: str) -> None:
         answer = self.of(rid)
@@ -172,31 +176,44 @@ class NumberStream:
 
 
 class Gate:
-    """Holds an engine before its next step, so that a test decides how many steps have been taken."""
+    """Holds an engine before its next round with anything in a lane, so that a test decides how many have been taken.
+
+    What the test says between two calls is heard before the next round.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._permits = threading.Semaphore(0)
-        self._open = threading.Event()
-        self._taken = threading.Semaphore(0)
-        from worker.lanes import Lane
+        self._changed = threading.Condition()
+        self._allowed = self._taken = 0
+        self._is_open = False
+        from worker.scheduler import Scheduler
 
-        original = Lane.step
+        original = Scheduler._round
 
-        def step(lane: Lane) -> list[tuple[int, int]]:
-            if not self._open.is_set():
-                self._permits.acquire()
-            produced = original(lane)
-            self._taken.release()
-            return produced
+        def round_(scheduler: Scheduler) -> None:
+            self._wait_for_leave()
+            with self._changed:
+                self._allowed -= 1
+            original(scheduler)
+            with self._changed:
+                self._taken += 1
+                self._changed.notify_all()
+            self._wait_for_leave()
 
-        monkeypatch.setattr(Lane, "step", step)
+        monkeypatch.setattr(Scheduler, "_round", round_)
 
-    def let(self, steps: int) -> None:
-        """Lets that many steps happen and waits for them."""
-        for _ in range(steps):
-            self._permits.release()
-            assert self._taken.acquire(timeout=20)
+    def let(self, rounds: int) -> None:
+        """Lets that many rounds happen and waits for them."""
+        with self._changed:
+            target = self._taken + rounds
+            self._allowed += rounds
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._taken >= target, 20)
 
     def open(self) -> None:
-        self._open.set()
-        self._permits.release()
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
+
+    def _wait_for_leave(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_open or self._allowed > 0)

@@ -77,8 +77,8 @@ def test_running_streams_go_on_while_a_long_prompt_is_prefilled(model: Path) -> 
         e.submit("long", prompt(1500), 1).over.wait(60)
         stream.over.wait(60)
     first_of_long = next(i for i, step in enumerate(e.sink.steps) if any(row.rid == "long" for row in step))
-    # 1500 tokens in chunks of 64 are at least 23 steps, and the stream decodes in each.
-    assert sum(any(row.rid == "stream" for row in step) for step in e.sink.steps[:first_of_long]) >= 23
+    # 1500 tokens in chunks of 128 are at least 12 rounds, and the stream decodes in each.
+    assert sum(any(row.rid == "stream" for row in step) for step in e.sink.steps[:first_of_long]) >= 11
 
 
 def test_an_end_token_ends_the_answer_and_is_not_shown(model: Path) -> None:

@@ -98,6 +98,9 @@ def test_an_echoed_prompt_is_scored_token_by_token(model: Path, length: int) -> 
         e.ask("warms the cache", ids, 1)
         answer = submit(e, "a", ids, 2, top=1, echo="ECHO ")
         got = entries(answer)
+        other = prompt(length, seed=9)
+        entries(submit(e, "fills nothing", other, 1, top=1, echo=""))
+        assert e.ask("finds nothing", other, 1).cached == 0
     assert answer.text.startswith("ECHO ") and answer.text.count("ECHO") == 1
     answer.text = answer.text.removeprefix("ECHO ")
     assert_scored(model, [*ids, *answer.ids], got, 1, 0)
@@ -120,7 +123,7 @@ def test_the_sum_over_a_continuation_is_its_loglikelihood(model: Path) -> None:
 
 
 def test_streams_go_on_while_a_prompt_is_scored_and_a_cancel_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.scheduler.RESTORE_SLICE_S", 0.0)  # one chunk per step, however fast the machine is
+    monkeypatch.setattr("worker.arrivals.RESTORE_SLICE_S", 0.0)  # one chunk per step, however fast the machine is
     with running(model) as e:
         stream = e.submit("stream", prompt(5), 400)
         while len(stream.rows) < 3:

@@ -50,16 +50,13 @@ def run(loaded: LoadedModel, cache: PrefixCache, steps: int = 20) -> tuple[int, 
     chain = cache.new_chain("")
     restored = Restore(cache, chain, PROMPT).advance(float("inf"))
     assert restored is not None
-    lane.insert(PROMPT, restored.tokens, restored.cache or loaded.new_cache(), greedy, [])
-    generator, seen, tokens = lane._generator, [], list(PROMPT)
-    following = generator.next
+    seen, tokens = list[mx.array](), list(PROMPT)
 
-    def recorded() -> object:
-        prompt_responses, responses = following()
-        seen.extend(response.logprobs for response in responses)
-        return prompt_responses, responses
+    def recorded(logprobs: mx.array) -> mx.array:
+        seen.append(logprobs)
+        return greedy(logprobs)
 
-    generator.next = recorded  # type: ignore[method-assign]
+    lane.insert(PROMPT, restored.tokens, restored.cache or loaded.new_cache(), recorded, [])
     while len(seen) < steps:
         tokens += [token for _, token in lane.step()]
         for held in lane.held():

@@ -23,8 +23,8 @@ from tests.stands.sink import ForcedText, RunningEngine
 cache = CacheGrant(dir=sys.argv[2], hot_bytes=1 << 26, block=16)
 with RunningEngine(Path(sys.argv[1]), cache=cache, text=ForcedText()) as e:
     from worker.lanes import Lane
-    step = Lane.step
-    Lane.step = lambda lane: (time.sleep(0.25), step(lane))[1]
+    prefill = Lane.prefill
+    Lane.prefill = lambda lane, tokens: (time.sleep(0.25), prefill(lane, tokens))[1]
     e.submit("a", json.load(sys.stdin), 5)
     print("running", flush=True)
     time.sleep(60)
