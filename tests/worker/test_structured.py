@@ -297,3 +297,16 @@ def test_an_answer_that_was_put_aside_is_held_to_where_it_was(text: Text, vocabu
     at_once = Constraint(matcher, len(prompt), text.eos_ids)(mx.array([*prompt, *said]), logits)
     assert at_once.tolist() == expected.tolist()
     assert 0 < sum(value == 0 for value in at_once.tolist()[0]) < 10  # type: ignore[index]
+
+
+def test_where_a_grammar_leaves_only_the_end_min_tokens_cannot_bar_it(text: Text, vocabulary: Vocabulary) -> None:
+    import mlx.core as mx
+
+    from worker.controls import Controls
+
+    prompt, said = text.encode_text(PROMPT), text.encode_text("yes")
+    job = Job("a", tuple(prompt), Sampling(min_tokens=50), 60, matcher=compiled(vocabulary, FORMATS["choice"]))
+    logits = mx.zeros((1, text.vocab_size))
+    for process in Controls(job, 0, text.vocab_size, text.eos_ids).processors:
+        logits = process(mx.array([*prompt, *said]), logits)
+    assert {token for token, value in enumerate(logits.tolist()[0]) if value == 0} == text.eos_ids  # type: ignore[index]
