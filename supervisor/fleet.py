@@ -53,6 +53,8 @@ class WorkerProcess:
     beat: Beat | None = None
     greeted: bool = False
     stopping: bool = False
+    kv_bytes: int = 0
+    """What it may use for KV: its assignment's, and what was lent to it since."""
 
 
 class FleetShell(Protocol):
@@ -65,6 +67,7 @@ class FleetShell(Protocol):
     def happened(self, event: slots.SlotEvent) -> None: ...
     def send(self, identity: bytes, message: Message) -> bool: ...
     def assignment(self, model: str, gen: int) -> Assign | None: ...
+    def free_bytes(self) -> int: ...
     def book(self, name: str) -> LogBook: ...
     def explained(self, worker: bytes, message: Explained) -> None: ...
 
@@ -172,8 +175,7 @@ class Fleet:
                 queued = message.running + message.waiting
                 self._shell.happened(slots.WorkerBeat(model, gen, message.progress, queued))
             case Want():
-                # One shared pool is a later chapter: for now nobody gets more than the assignment.
-                self._shell.send(identity, Grant())
+                self._shell.send(identity, Grant(kv_bytes=self._lend(worker, message.kv_bytes)))
             case Fault():
                 log.error("%s: %s: %s", model, message.code, message.message)
                 event = slots.WorkerFault(model, gen, message.code, message.message, message.fatal)
@@ -201,7 +203,16 @@ class Fleet:
             self._shell.happened(slots.WorkerHello(worker.model, worker.gen))
         # None: the model left the catalog meanwhile, and the machine is about to stop this worker.
         if (assignment := self._shell.assignment(worker.model, worker.gen)) is not None:
+            worker.kv_bytes = assignment.grants.kv_bytes
             self._shell.send(worker.identity, assignment)
+
+    def _lend(self, worker: WorkerProcess, wanted_bytes: int) -> int:
+        """What no worker is charged for is one pool: whoever asks first gets it, as much as there is. Returns its new grant."""
+        extra_bytes = min(wanted_bytes - worker.kv_bytes, self._shell.free_bytes())
+        if extra_bytes > 0:
+            worker.kv_bytes += extra_bytes
+            self._shell.happened(slots.WorkerLent(worker.model, worker.gen, extra_bytes))
+        return worker.kv_bytes
 
     def _exited(self, model: str, gen: int, how: Exit) -> None:
         worker = self._current(model, gen)

@@ -138,6 +138,8 @@ class Roster:
                 "trust_remote_code": trust,
                 "volatile_headers": list(cache.volatile_headers),
                 "warm_start": cache.warm_start,
+                "max_gap_ms": self.settings.scheduler.max_gap_ms,
+                "kv_ceiling_bytes": max(kv_bytes, self.budget_bytes - self.estimate_bytes(entry) + kv_bytes),
             },
         )
 

@@ -125,6 +125,13 @@ class MemorySettings:
 class SchedulerSettings:
     max_concurrent_requests: int = _leaf(8, "requests that one model decodes at the same time", whole(1, 512), applies="load")
     max_queue: int = _leaf(256, "requests that may wait for one model beyond those", whole(0), flag=None)
+    max_gap_ms: float = _leaf(
+        300.0,
+        "milliseconds that a stream should wait between two tokens while a prompt is prefilled; a slow machine may need more",
+        real(1, 60_000),
+        applies="load",
+        flag=None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,11 @@ class Supervisor:
         assign = self.roster.assignment(entry, gen, ipc.endpoint(self.paths.data))
         return self.store.with_credit(assign, self.fleet.worker(model))
 
+    def free_bytes(self) -> int:
+        """Of the memory budget; negative after a worker was measured above its charge."""
+        budget = self.machine.budget()
+        return budget.budget_bytes - budget.charged_bytes
+
     def status(self) -> ServerStatus:
         return self.overview.server()
 

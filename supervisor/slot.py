@@ -37,6 +37,7 @@ from supervisor.slot_events import (
     WorkerExited,
     WorkerFault,
     WorkerHello,
+    WorkerLent,
     WorkerMeasured,
     WorkerProgress,
 )
@@ -130,6 +131,8 @@ class Machine:
                 slot_worker.beat(board, slot, worker, event)
             case WorkerMeasured():
                 slot_worker.measured(board, slot, worker, event)
+            case WorkerLent():
+                board.ledger.raise_to(slot.model, board.ledger.charge_bytes(slot.model) + event.size_bytes)
             case WorkerFault():
                 slot_worker.fault(board, slot, worker, event)
             case WorkerExited():

@@ -165,6 +165,15 @@ class WorkerMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLent:
+    """KV beyond its assignment, out of what no worker was charged for; it keeps that until it exits."""
+
+    model: str
+    gen: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFault:
     model: str
     gen: int
@@ -197,7 +206,7 @@ class Shutdown:
     pass
 
 
-WorkerEvent = WorkerHello | WorkerProgress | WorkerReady | WorkerBeat | WorkerMeasured | WorkerFault | WorkerExited
+WorkerEvent = WorkerHello | WorkerProgress | WorkerReady | WorkerBeat | WorkerMeasured | WorkerLent | WorkerFault | WorkerExited
 CallEvent = LoadRequested | UnloadRequested | PinRequested | ResetRequested
 SlotEvent = ModelsChanged | Acquire | Abandon | Release | CallEvent | WorkerEvent | GatewayLost | Tick | Shutdown
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from supervisor.protocol import CacheGrant, ModelRef, Row, Sampling, Timings, Usage
+from supervisor.protocol import CacheGrant, Grants, ModelRef, Row, Sampling, Timings, Usage
 from worker.blas import load_openblas
 from worker.engine import Engine
 from worker.job import Job, Loaded, LoadSpec
@@ -104,11 +104,19 @@ class RunningEngine:
     """An engine in this process, loaded, with its sink. Use as a context manager."""
 
     def __init__(
-        self, model: Path, *, cache: CacheGrant | None = None, max_batch: int = 8, text: EngineText | None = None
+        self,
+        model: Path,
+        *,
+        cache: CacheGrant | None = None,
+        max_batch: int = 8,
+        text: EngineText | None = None,
+        kv_bytes: int = 0,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self.sink = RecordingSink()
         ref = ModelRef(id="tiny", path=str(model), context=0)
-        spec = LoadSpec(ref, max_batch=max_batch, cache=cache or CacheGrant())
+        grants = Grants(kv_bytes=kv_bytes)
+        spec = LoadSpec(ref, max_batch=max_batch, grants=grants, cache=cache or CacheGrant(), settings=settings or {})
         self.engine = Engine(spec, text or Text.open(model), self.sink)
 
     def __enter__(self) -> RunningEngine:

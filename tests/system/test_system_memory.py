@@ -1,0 +1,36 @@
+"""KV memory as clients meet it: more is lent to a busy worker while there is some; a request beyond all of it is told so."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.stands.models import tiny_model
+from tests.stands.server import Answer, Server, running
+
+PER_TOKEN = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, dim, float32
+
+
+def ask(server: Server, tokens: int, max_tokens: int) -> Answer:
+    return server.post(
+        "/v1/completions", {"model": "tiny", "prompt": [20] * tokens, "max_tokens": max_tokens, "temperature": 0}
+    )
+
+
+def test_several_that_exceed_the_floor_run_together_on_what_is_lent(tmp_path: Path) -> None:
+    with running({"tiny": tiny_model(tmp_path / "tiny")}) as server, ThreadPoolExecutor(4) as pool:
+        assert ask(server, 5, 1).status == 200
+        before = server.model("tiny")["charged_bytes"]
+        answers = list(pool.map(lambda i: ask(server, 1000 + i, 900), range(4)))
+        assert [answer.status for answer in answers] == [200] * 4
+        # Each claims 2304 tokens and as many for copies; the floor has room for twice the context of 2048.
+        assert server.model("tiny")["charged_bytes"] - before >= (2 * 2304 * 2 - 2 * 2048) * PER_TOKEN
+
+
+def test_a_request_beyond_the_whole_budget_is_a_400_with_the_numbers(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "tiny", max_position_embeddings=200_000)
+    settings = {"memory": {"max_model_memory": "640MB"}, "cache": {"enabled": False}}
+    with running({"tiny": model}, settings) as server:
+        refused = ask(server, 60_000, 10)
+        served = ask(server, 100, 2)
+    assert (refused.status, refused.error["code"]) == (400, "kv_too_large")
+    assert "60010 tokens" in str(refused.error["message"])
+    assert served.status == 200
