@@ -116,7 +116,7 @@ async def test_a_connection_is_kept_for_the_next_request(stand: Stand) -> None:
     began = time.monotonic()
     for _ in range(2):
         writer.write(raw_request({**CHAT, "stream": True}))
-        body = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        body = await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)
         assert b"[DONE]" in body
     assert time.monotonic() - began < 2
     writer.close()
