@@ -250,6 +250,7 @@ def test_the_store_is_removed_while_serving_then_comes_back(tiny: Path, tmp_path
         assert "by tiny" in warning and "missing" in warning
         assert "warning: the prefix cache on disk" in server.ctl("status").stderr
         assert ask(server, 1) == before
+        server.wait_for(lambda: "WARNING store: " in server.said(), 10, "the log warns")
         assert server.said().count("WARNING store: ") == 1
         (tmp_path / "unplugged").rename(disk)
         server.wait_for(lambda: ask(server, 6) and not trouble(server), 50, "the warning is gone")
