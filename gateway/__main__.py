@@ -83,7 +83,6 @@ def main(argv: Sequence[str]) -> None:
     if args.http_fd is None:
         sys.exit("--http-fd is missing")
     settle_in(args.lifeline_fd, lambda: os._exit(1))
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     quiet_server_log()
     os.set_inheritable(args.http_fd, False)
     asyncio.run(run(args, socket.socket(fileno=args.http_fd)))

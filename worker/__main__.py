@@ -1,7 +1,6 @@
 """`python -P -m worker`: one model, or the text worker; which of the two, the supervisor says in its assignment."""
 
 import asyncio
-import logging
 import os
 import sys
 
@@ -11,7 +10,6 @@ from worker.link import Link
 
 def main() -> int:
     args = child_args(sys.argv[1:])
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     link = Link(args)
     settle_in(args.lifeline_fd, link.orphaned)
     return asyncio.run(link.run())
