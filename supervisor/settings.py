@@ -215,7 +215,7 @@ class TimerSettings:
     min_resident_s: float = _timer(10, "a model that has just been loaded is not evicted for")
     crash_window_s: float = _timer(300, "crashes are counted within")
     probe_after_s: float = _timer(600, "a failed model is tried once more after")
-    backoff_first_s: float = _timer(1, "first pause after a crash")
+    backoff_first_s: float = _timer(0.25, "first pause after a crash")
     backoff_max_s: float = _timer(60, "longest pause after a crash")
 
 
