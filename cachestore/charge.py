@@ -8,9 +8,6 @@ from cachestore.block import Block, file_bytes
 UNIT_BYTES = 4096
 """How disks give out space."""
 
-NAMESPACE_BYTES = 16 * UNIT_BYTES
-"""The marker, a namespace's directories and its description: what opening a store may write before the first block."""
-
 
 def most_disk_bytes(block: Block) -> int:
     """The block's file in whole units, and two for the directory it may need and for what its parent grows by."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 CREDIT_MOST_BYTES = 4 * 2**30
 """Of one worker: some seconds of prefill on a fast machine."""
 RESERVE_BYTES = 16 * 4096
-"""What a worker may write without credit: its namespace's directories and description (`cachestore.charge.NAMESPACE_BYTES`)."""
+"""What a worker may write without credit: the store's marker, its namespace's directories and description."""
 STARTS = 32
 """Workers that may start before the next look, each with a reserve, even if all else is granted …"""
 STARTS_SHARE = 16

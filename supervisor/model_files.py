@@ -30,7 +30,6 @@ class Damaged(Exception):
 class ModelFiles:
     """Facts read from the files of one model directory."""
 
-    model_type: str
     context: int
     weights_bytes: int
     kv_bytes_per_token: int
@@ -62,7 +61,6 @@ def read_model(directory: Path) -> ModelFiles:
     except Damaged as e:
         problem = str(e)
     return ModelFiles(
-        model_type=str(config.get("model_type", "")),
         context=_first_int(text, config, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
         or DEFAULT_CONTEXT_TOKENS,
         weights_bytes=weights_bytes,

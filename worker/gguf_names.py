@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.gguf import GgufFile, GgufTensor, ImportRefused
-
-Architecture = Literal["llama", "qwen2", "qwen3", "gemma3"]
 
 # llama.cpp's name of a tensor inside a block -> mlx-lm's.
 _BLOCK = {
