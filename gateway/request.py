@@ -60,7 +60,7 @@ class GenerateRequest:
             want=["cache"] if self.probe else [],
             prompt=self.prompt,
             sampling=_merged(self.sampling, under),
-            max_tokens=self.max_tokens if self.max_tokens is not None else under.max_tokens,
+            max_tokens=_longest(self.max_tokens, under),
             stop=list(self.stop),
             template_kwargs=self._template_kwargs(under.chat_template_kwargs),
             reasoning=self.reasoning,
@@ -90,6 +90,8 @@ class GenerateRequest:
 
 class _Defaults(Sampling, frozen=True, kw_only=True):
     max_tokens: int | None = None
+    max_tokens_limit: int | None = None
+    """Holds for what the client asks for as well."""
     chat_template_kwargs: dict[str, object] | None = None
 
 
@@ -97,3 +99,8 @@ def _merged(given: Sampling, under: Sampling) -> Sampling:
     names = Sampling.__struct_fields__
     merged = Sampling(**{name: own if (own := getattr(given, name)) is not None else getattr(under, name) for name in names})
     return msgspec.structs.replace(merged, n=given.n)  # how many answers there are is the client's to say
+
+
+def _longest(asked: int | None, under: _Defaults) -> int | None:
+    wanted = [under.max_tokens if asked is None else asked, under.max_tokens_limit]
+    return min((tokens for tokens in wanted if tokens is not None), default=None)

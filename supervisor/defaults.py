@@ -11,7 +11,7 @@ Source = Literal["profile", "model settings", "generation_config.json", "server 
 
 FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("max_tokens", "chat_template_kwargs"),
+    *("max_tokens", "max_tokens_limit", "chat_template_kwargs"),
 )
 
 
@@ -46,3 +46,9 @@ def defaults_of(
     if (own := profile.get("chat_template_kwargs")) and model.chat_template_kwargs:
         found["chat_template_kwargs"] = Default({**model.chat_template_kwargs, **cast("Mapping[str, object]", own)}, "profile")
     return found
+
+
+def longest_answer(defaults: Mapping[str, Default], context: int) -> int:
+    """In tokens, of a request that names no length and has hardly a prompt."""
+    values = [defaults[name].value for name in ("max_tokens", "max_tokens_limit") if name in defaults]
+    return min([context, *(value for value in values if isinstance(value, int))])

@@ -215,7 +215,7 @@ class SlotStatus(Part, frozen=True, kw_only=True):
     restarts: int = 0
     last_error: str | None = None
     max_tokens: int | None = None
-    """The model's own default for the longest answer; None = the rest of the context."""
+    """The longest answer to a request that names no length; never more than `context`."""
     usable: bool = True
     problem: str | None = None
     """Why a directory that looks like a model cannot be served."""

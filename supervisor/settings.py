@@ -179,7 +179,19 @@ class CacheSettings:
 class SamplingSettings:
     """Defaults for every model; a model's own generation_config.json and its settings go before them."""
 
-    max_tokens: int | None = _leaf(None, "longest answer (auto: the rest of the context)", auto_or(whole(1)), applies="live")
+    max_tokens: int | None = _leaf(
+        32_768,
+        "longest answer to a request that names no length; less where the context ends first (auto: all that fits the context)",
+        auto_or(whole(1)),
+        applies="live",
+    )
+    max_tokens_limit: int | None = _leaf(
+        None,
+        "longest answer to any request, whatever length it names: it ends there with finish_reason length (auto: no limit)",
+        auto_or(whole(1)),
+        applies="live",
+        flag=None,
+    )
     temperature: float = _leaf(1.0, "sampling temperature", real(0, 2), applies="live")
     top_p: float = _leaf(0.95, "nucleus sampling", real(0, 1), applies="live")
     top_k: int = _leaf(0, "sample among this many tokens (0: all)", whole(0), applies="live")
@@ -268,7 +280,12 @@ class ModelSettings:
     ssd_dtype: str | None = _leaf(
         None, "as in cache, for this model", auto_or(choice("native", "int8")), applies="load", flag=None, env=None
     )
-    max_tokens: int | None = _leaf(None, "longest answer", auto_or(whole(1)), applies="live", flag=None, env=None)
+    max_tokens: int | None = _leaf(
+        None, "longest answer to a request that names no length", auto_or(whole(1)), applies="live", flag=None, env=None
+    )
+    max_tokens_limit: int | None = _leaf(
+        None, "longest answer to any request", auto_or(whole(1)), applies="live", flag=None, env=None
+    )
     temperature: float | None = _leaf(None, "sampling temperature", auto_or(real(0, 2)), applies="live", flag=None, env=None)
     top_p: float | None = _leaf(None, "nucleus sampling", auto_or(real(0, 1)), applies="live", flag=None, env=None)
     top_k: int | None = _leaf(None, "sample among this many tokens", auto_or(whole(0)), applies="live", flag=None, env=None)

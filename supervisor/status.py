@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from supervisor.cache_plan import CachePlan, cache_state
 from supervisor.catalog import CatalogEntry
-from supervisor.defaults import Default
+from supervisor.defaults import Default, longest_answer
 from supervisor.fleet import WorkerProcess
 from supervisor.protocol import SlotStatus, plain
 from supervisor.settings import ModelSettings
@@ -36,7 +36,6 @@ def slot_status(
     clock: Clock,
 ) -> SlotStatus:
     """One model as everybody sees it."""
-    max_tokens = defaults["max_tokens"].value if "max_tokens" in defaults else None
     beat = plain(worker.beat) if worker and worker.beat else None
     return SlotStatus(
         id=entry.id,
@@ -64,7 +63,7 @@ def slot_status(
         last_used=clock.date(view.last_used) if view and view.last_used > 0 else None,
         restarts=view.restarts if view else 0,
         last_error=view.last_error or None if view else None,
-        max_tokens=max_tokens if isinstance(max_tokens, int) else None,
+        max_tokens=longest_answer(defaults, context),
         usable=entry.files.problem is None,
         problem=entry.files.problem,
         cache=cache_state(cache, worker.ready if worker else None, worker.beat if worker else None),

@@ -1,6 +1,6 @@
 """Whose word counts when a request says nothing: the model's settings, then its own files, then the server's settings."""
 
-from supervisor.defaults import Default, defaults_of
+from supervisor.defaults import Default, defaults_of, longest_answer
 from supervisor.settings import ModelSettings, SamplingSettings
 
 
@@ -20,5 +20,19 @@ def test_zero_and_an_empty_table_are_values_too() -> None:
 
 def test_what_nobody_sets_has_no_default() -> None:
     found = defaults_of(ModelSettings(), {}, SamplingSettings())
-    assert "max_tokens" not in found and "min_p" not in found
+    assert "max_tokens_limit" not in found and "min_p" not in found
     assert found["temperature"] == Default(1.0, "server settings")
+
+
+def test_an_answer_is_bounded_by_default_and_never_said_to_be_longer_than_the_context() -> None:
+    bounded = defaults_of(ModelSettings(), {}, SamplingSettings())
+    assert bounded["max_tokens"] == Default(32_768, "server settings")
+    assert (longest_answer(bounded, 131_072), longest_answer(bounded, 4096)) == (32_768, 4096)
+    unbounded = defaults_of(ModelSettings(), {}, SamplingSettings(max_tokens=None))
+    assert longest_answer(unbounded, 131_072) == 131_072
+
+
+def test_the_limit_is_not_a_matter_of_the_models_files() -> None:
+    found = defaults_of(ModelSettings(max_tokens_limit=50), {"max_tokens": 2048}, SamplingSettings(max_tokens_limit=100))
+    assert found["max_tokens_limit"] == Default(50, "model settings")
+    assert longest_answer(found, 4096) == 50
