@@ -25,6 +25,8 @@ DEATHS_ALLOWED = 5
 SOON_S = 0.05
 """The first restart comes at once: a gateway that is gone is noticed by every client."""
 LONGEST_PAUSE_S = 30.0
+DOUBT_S = 2.0
+"""A process that seems silent is heard once more: it may be this one that slept and has not read what has come meanwhile."""
 REAPED_S = 2.0
 """After SIGKILL; a process that a broken device holds in the kernel must not hold up the end of the server."""
 
@@ -75,6 +77,7 @@ class Attendant:
         self._hello_s = hello_s
         self._beat_lost_s = beat_lost_s
         self._heard_at = 0.0
+        self._doubted = False
         self._silence: asyncio.TimerHandle | None = None
         self._on_lost = on_lost
         self._on_change = on_change
@@ -136,6 +139,7 @@ class Attendant:
     def heard(self) -> None:
         """It has said something."""
         self._heard_at = time.monotonic()
+        self._doubted = False
 
     def refuse(self, reason: str) -> None:
         """It is not what it should be, and is killed for it: that counts as a death like any other."""
@@ -214,6 +218,8 @@ class Attendant:
             self._silence.cancel()
         allowed_s = self._beat_lost_s if self.hello else self._hello_s
         left_s = self._heard_at + allowed_s - time.monotonic()
+        if left_s <= 0 and not self._doubted:
+            self._doubted, left_s = True, min(DOUBT_S, allowed_s)
         if left_s > 0:
             self._silence = asyncio.get_running_loop().call_later(left_s, self._listen)
         elif not self._leaving:

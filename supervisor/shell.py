@@ -324,6 +324,12 @@ class Supervisor:
         self.feed.publish(kind, data=data)
 
     def _publish_slot(self, event: slots.Event) -> None:
+        if event.kind == "gap":
+            log.warning(
+                "nothing could be heeded for %.1f s (sleep, or this process was stopped); all waits begin anew",
+                event.data["seconds"],
+            )
+            return
         if event.model is not None and is_import(event.model):
             return
         if event.kind in ("slot", "progress") and event.model and self.roster.catalog.get(event.model):

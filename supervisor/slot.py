@@ -17,6 +17,7 @@ from supervisor.slot_events import (
     Acquire,
     BudgetView,
     Effect,
+    Event,
     GatewayLost,
     LoadRequested,
     ModelCost,
@@ -43,7 +44,7 @@ from supervisor.slot_events import (
 )
 from supervisor.slot_poison import Verdict
 from supervisor.slot_record import Failure, LoadCall, Slot
-from supervisor.slot_timers import next_alarm
+from supervisor.slot_timers import gap_s, look_s, next_alarm
 
 QUEUE_RETRY_S = 2.0  # a place in a full queue comes free with the next finished request
 GONE = Failure("model_not_found", "the model is no longer in the catalog")
@@ -74,6 +75,8 @@ class Machine:
             alarm = next_alarm(slot, board.timers)
             if alarm is not None:
                 yield alarm[0]
+        if any(slot.worker is not None for slot in board.slots.values()):
+            yield board.now + look_s(board.timers)
         overdue = board.line.next_deadline()
         if overdue is not None:
             yield overdue
@@ -81,12 +84,24 @@ class Machine:
 
     def handle(self, event: SlotEvent, now: float) -> list[Effect]:
         board = self._board
-        board.now = now
         board.effects = []
+        passed_s, board.now = now - board.now, now
+        self._excuse(passed_s)
         self._take(event)
         self._ring_alarms()
         slot_loads.advance(board)
         return board.effects
+
+    def _excuse(self, passed_s: float) -> None:
+        """After a sleep or a stop of this very process, whose own deafness must not look like the silence of its workers."""
+        board = self._board
+        if passed_s <= gap_s(board.timers):
+            return
+        live = [(slot, slot.worker) for slot in board.slots.values() if slot.worker is not None]
+        for slot, worker in live:
+            slot_worker.excuse(board, slot, worker, passed_s)
+        if live:
+            board.say(Event("gap", None, 0, {"seconds": passed_s}))
 
     def _take(self, event: SlotEvent) -> None:
         match event:

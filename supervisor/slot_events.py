@@ -296,7 +296,7 @@ class CallDone:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """For the observable ring: kinds `slot` (every transition), `progress` (a load), `fault` (a worker's complaint)."""
+    """Kinds `slot` (every transition), `progress` (a load), `fault` (a worker's complaint), `gap` (nobody looked)."""
 
     kind: str
     model: str | None

@@ -16,6 +16,7 @@ from supervisor.slot_events import SlotState
 from supervisor.slot_poison import Verdict
 from supervisor.slot_record import Slot, Worker
 
+FAIR = "fair"
 POISON_MESSAGE = "this request ended its worker more than once, the last time with no other request on it"
 
 
@@ -28,6 +29,7 @@ def advance(board: Board) -> None:
             _settle(board, slot, slot.worker)
     if not board.shutting_down:
         _load_next(board)
+        _resume(board)
         _repay_overdraft(board)
 
 
@@ -114,13 +116,30 @@ def _load_or_make_room(board: Board, slot: Slot, since: float) -> None:
         slot_worker.spawn(board, slot)
         return
     missing_bytes -= _charged_in(board, SlotState.STOPPING)
-    if missing_bytes <= 0 or _evict(board, choose_victims(missing_bytes, _victims(board, idle=True))):
+    if missing_bytes <= 0 or _evict(board, slot, choose_victims(missing_bytes, _victims(board, idle=True))):
         return
     if board.now - since < board.timers.fair_wait_s:
         return
     missing_bytes -= _charged_in(board, SlotState.DRAINING)
     if missing_bytes > 0:
-        _evict(board, choose_victims(missing_bytes, [*_victims(board, idle=True), *_victims(board, idle=False)]))
+        _evict(board, slot, choose_victims(missing_bytes, [*_victims(board, idle=True), *_victims(board, idle=False)]))
+
+
+def _resume(board: Board) -> None:
+    """A model that drains for one that nobody waits for any more serves again: stopping it would be a load for nothing."""
+    head = _head(board)
+    if head is not None and board.now - head[1] >= board.timers.fair_wait_s:
+        return  # the next in line would make it drain again
+    for slot in board.slots.values():
+        worker = slot.worker
+        if slot.state is not SlotState.DRAINING or worker is None or worker.drain_reason != FAIR or slot.stale or slot.removed:
+            continue
+        waiting = board.slots.get(worker.drain_for)
+        if waiting is None or waiting.state is not SlotState.QUEUED:
+            worker.drain_reason = worker.drain_for = ""
+            board.enter(slot, SlotState.READY, "nobody waits for its memory any more")
+            board.answer_loads(slot)
+            grant_waiting(board, slot, worker)
 
 
 def _repay_overdraft(board: Board) -> None:
@@ -128,7 +147,7 @@ def _repay_overdraft(board: Board) -> None:
     missing_bytes = -board.ledger.free_bytes - _charged_in(board, SlotState.STOPPING)
     if missing_bytes > 0:
         idle = _victims(board, idle=True)
-        _evict(board, choose_victims(missing_bytes, idle) or tuple(victim.model for victim in idle))
+        _evict(board, None, choose_victims(missing_bytes, idle) or tuple(victim.model for victim in idle))
 
 
 def _charged_in(board: Board, state: SlotState) -> int:
@@ -147,12 +166,14 @@ def _victims(board: Board, *, idle: bool) -> list[Victim]:
     return [Victim(slot.model, board.ledger.charge_bytes(slot.model)) for slot in slots]
 
 
-def _evict(board: Board, models: tuple[str, ...]) -> bool:
+def _evict(board: Board, wanted: Slot | None, models: tuple[str, ...]) -> bool:
+    """Idle ones stop; busy ones drain for `wanted`."""
     for model in models:
         slot = board.slots[model]
         assert slot.worker is not None
-        if slot.worker.leases:
-            slot_worker.drain(board, slot, slot.worker, "fair")
+        if slot.worker.leases and wanted is not None:
+            slot.worker.drain_for = wanted.model
+            slot_worker.drain(board, slot, slot.worker, FAIR)
         else:
             slot_worker.stop(board, slot, slot.worker, "evicted")
     return bool(models)

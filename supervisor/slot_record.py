@@ -57,6 +57,7 @@ class Worker:
     dumped_at: float | None = None
 
     drain_reason: str = ""
+    drain_for: str = ""  # the model that waits for the memory, of a drain for fairness
     drain_until: float | None = None  # None: what runs may finish
     stop_step: StopStep | None = None
     stop_at: float | None = None  # when the next step of the escalation is due

@@ -9,6 +9,8 @@ from supervisor.slot_events import SlotState, Timers
 from supervisor.slot_record import Slot, Worker
 
 DUMP_GRACE_S = 1.0  # for faulthandler to write the stacks before the kill
+LOOKS_PER_BEAT_LOST = 6
+GAP_LOOKS = 2  # looks that were missed: the machine was not run although it had asked to be
 
 
 class Alarm(StrEnum):
@@ -21,6 +23,16 @@ class Alarm(StrEnum):
     STOP = "stop"
     BACKOFF = "backoff"
     TTL = "ttl"
+
+
+def look_s(timers: Timers) -> float:
+    """How often the machine wants to be run while a worker lives, only to know that it is."""
+    return timers.beat_lost_s / LOOKS_PER_BEAT_LOST
+
+
+def gap_s(timers: Timers) -> float:
+    """Nothing handled for so long means that this process did not run: it was stopped, or starved, or the machine slept."""
+    return look_s(timers) * GAP_LOOKS
 
 
 def next_alarm(slot: Slot, timers: Timers) -> tuple[float, Alarm] | None:

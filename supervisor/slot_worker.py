@@ -100,6 +100,18 @@ def fault(board: Board, slot: Slot, worker: Worker, event: WorkerFault) -> None:
         worker.stop_step, worker.stop_at = StopStep.ASKED, board.now + board.timers.stop_s
 
 
+def excuse(board: Board, slot: Slot, worker: Worker, gap_s: float) -> None:
+    """Nobody listened for a while: what the worker did not say meanwhile is not held against it, and every wait begins anew."""
+    worker.beat_at = worker.counter_at = worker.progress_at = board.now
+    worker.dumped_at = None
+    if slot.state is SlotState.SPAWNING:
+        slot.since = board.now
+    if worker.stop_at is not None:
+        worker.stop_at += gap_s
+    if worker.drain_until is not None:
+        worker.drain_until += gap_s
+
+
 # Stopping
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from supervisor.slot_events import (
+    Abandon,
     AskStop,
     CallDone,
+    Event,
+    Granted,
+    Kill,
     LoadRequested,
     ModelCost,
     ModelsChanged,
@@ -12,8 +18,13 @@ from supervisor.slot_events import (
     Rejected,
     SlotState,
     Spawn,
+    Terminate,
+    Tick,
     UnloadRequested,
+    WorkerBeat,
+    WorkerHello,
     WorkerMeasured,
+    WorkerReady,
 )
 from tests.supervisor.slot_stage import Stage, one, only
 
@@ -138,3 +149,90 @@ def test_idle_models_pay_for_one_that_measures_above_its_charge() -> None:
     stage.ready_model("b")
     stage.acquire("r1", "b")
     assert one(stage.do(WorkerMeasured("b", 1, 8)), AskStop).model == "a"
+
+
+def test_a_model_that_drains_for_a_waiter_who_leaves_serves_again() -> None:
+    stage = Stage([ModelCost("a", 6), ModelCost("b", 6)])
+    stage.ready_model("a")
+    stage.acquire("r1", "a")
+    stage.acquire("r2", "b")
+    stage.wait(stage.timers.fair_wait_s)
+    stage.acquire("r3", "a")
+    assert (stage.state("a"), stage.slot("a").waiting) == (SlotState.DRAINING, 1)
+    left = stage.do(Abandon("r2"))
+    assert stage.state("a") is SlotState.READY and one(left, Granted).rid == "r3"
+    stage.release("r1")
+    stage.release("r3")
+    assert not only(stage.wait(100), AskStop) and stage.slot("a").gen == 1
+
+
+def test_a_drain_goes_on_while_another_waits_for_its_memory_long_enough() -> None:
+    stage = Stage([ModelCost("a", 6), ModelCost("b", 6), ModelCost("c", 6)])
+    stage.ready_model("a")
+    stage.acquire("r1", "a")
+    stage.acquire("r2", "b")
+    stage.acquire("r3", "c")
+    stage.wait(stage.timers.fair_wait_s)
+    stage.do(Abandon("r2"))
+    assert stage.state("a") is SlotState.DRAINING
+    stage.release("r1")
+    assert one(stage.exit("a", code=0), Spawn).model == "c"
+
+
+def test_an_unload_goes_on_draining_after_the_waiter_has_left() -> None:
+    stage = Stage([ModelCost("a", 6), ModelCost("b", 6)])
+    stage.ready_model("a")
+    stage.acquire("r1", "a")
+    stage.acquire("r2", "b")
+    stage.wait(stage.timers.fair_wait_s)
+    stage.do(UnloadRequested("a", "c1", force=False))
+    stage.do(Abandon("r2"))
+    assert stage.state("a") is SlotState.DRAINING
+
+
+@pytest.mark.parametrize("gap_s", [35.0, 31.0, 8 * 3600.0])
+def test_a_sleep_of_the_supervisor_does_not_look_like_the_silence_of_its_workers(gap_s: float) -> None:
+    stage = Stage([ModelCost("a", 4), ModelCost("b", 4)])
+    stage.ready_model("a")
+    stage.ready_model("b")
+    stage.acquire("r1", "a")
+    stage.now += gap_s
+    woken = stage.do(WorkerBeat("a", 1, 1, 1))
+    assert not only(woken, Kill) and one(woken, Event).data["seconds"] > 30
+    assert not only(stage.wait(60), Kill), "the beats go on"
+    assert stage.slot("a").leases == 1 and stage.state("b") is SlotState.READY
+
+
+def test_a_worker_that_stays_silent_after_the_sleep_is_lost_after_one_full_wait() -> None:
+    stage = Stage([ModelCost("a", 4)])
+    stage.ready_model("a")
+    stage.beating.clear()
+    stage.now += 100
+    assert not only(stage.do(Tick()), Kill)
+    assert not only(stage.wait(stage.timers.beat_lost_s - 1), Kill)
+    assert one(stage.wait(2), Kill).model == "a"
+
+
+def test_a_start_a_load_and_a_stop_are_not_given_up_for_a_sleep() -> None:
+    stage = Stage([ModelCost("a", 4)])
+    stage.acquire("r1", "a")
+    stage.now += 50
+    assert not only(stage.do(Tick()), Kill), "it has not said hello"
+    stage.do(WorkerHello("a", 1))
+    stage.now += 500
+    assert not only(stage.do(Tick()), Kill), "its load has not moved"
+    stage.do(WorkerReady("a", 1, 0, 1))
+    stage.release("r1")
+    stage.do(UnloadRequested("a", "c1", force=False))
+    stage.now += 12
+    assert not only(stage.do(Tick()), Terminate), "it has had no time to stop"
+    assert only(stage.wait(stage.timers.stop_s), Terminate)
+
+
+def test_a_silent_worker_is_lost_on_time_while_the_machine_runs() -> None:
+    stage = Stage([ModelCost("a", 4)])
+    stage.ready_model("a")
+    stage.beating.clear()
+    stage.wait(stage.timers.beat_lost_s - 2)
+    assert stage.state("a") is SlotState.READY
+    assert only(stage.wait(3), Kill)
