@@ -28,6 +28,9 @@ class Line:
         self._by_model: dict[str, dict[str, Waiter]] = {}
         self._model_of: dict[str, str] = {}
 
+    def __len__(self) -> int:
+        return len(self._model_of)
+
     def __contains__(self, rid: str) -> bool:
         return rid in self._model_of
 

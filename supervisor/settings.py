@@ -124,7 +124,15 @@ class MemorySettings:
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     max_concurrent_requests: int = _leaf(8, "requests that one model decodes at the same time", whole(1, 512), applies="load")
-    max_queue: int = _leaf(256, "requests that may wait for one model beyond those", whole(0), flag=None)
+    max_concurrent_total: int | None = _leaf(
+        None, "requests that all models together have at the same time, decoding or not (auto: no limit)", auto_or(whole(1))
+    )
+    max_queue: int = _leaf(
+        256,
+        "requests that may wait beyond those for one model, and where there is a total for all of them",
+        whole(0),
+        flag=None,
+    )
     max_gap_ms: float = _leaf(
         300.0,
         "milliseconds that a stream should wait between two tokens while a prompt is prefilled; a slow machine may need more",

@@ -72,7 +72,8 @@ class Supervisor:
         self.roster = self.fresh_roster()
         if problems := self.roster.clashes():
             raise SettingsInvalid(problems)
-        limits = slots.Policy(self.budget_bytes, loaded.settings.scheduler.max_queue)
+        scheduler = loaded.settings.scheduler
+        limits = slots.Policy(self.budget_bytes, scheduler.max_queue, scheduler.max_concurrent_total)
         self.machine = Machine(policy.timers(loaded.settings), limits)
         self.census = Census(paths.children)
         self.books = {"omlxd": book}

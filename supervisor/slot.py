@@ -202,6 +202,9 @@ class Machine:
             board.reject(waiter, "model_too_large", refused)
         elif self._taken(slot) >= slot_loads.capacity(board, slot):
             board.reject(waiter, "queue_full", f"{slot.model} has {self._taken(slot)} requests already", QUEUE_RETRY_S)
+        elif board.is_full:
+            taken = board.leases + len(board.line)
+            board.reject(waiter, "queue_full", f"the server has {taken} requests already", QUEUE_RETRY_S)
         else:
             return False
         return True
@@ -218,7 +221,7 @@ class Machine:
         """Somebody new waits for this model; true if that is what queued it."""
         board = self._board
         if slot.state is SlotState.READY and slot.worker is not None and not slot.stale:
-            slot_loads.grant_waiting(board, slot, slot.worker)
+            slot_loads.grant_waiting(board)
         if slot.state in (SlotState.IDLE, SlotState.FAILED):
             slot.probing = slot.probing or slot.state is SlotState.FAILED
             board.enter(slot, SlotState.QUEUED, "wanted")

@@ -93,11 +93,27 @@ class Board:
 
     # Leases
 
+    @property
+    def leases(self) -> int:
+        return len(self._lease_model)
+
+    @property
+    def has_place(self) -> bool:
+        """For one more lease, as far as all models together are concerned."""
+        return self.policy.max_total is None or self.leases < self.policy.max_total
+
+    @property
+    def is_full(self) -> bool:
+        """Those that have a lease and those that wait are as many as all models together may have."""
+        limit, taken = self.policy.max_total, self.leases + len(self.line)
+        return limit is not None and taken >= limit + self.policy.max_queue
+
     def grant(self, slot: Slot, waiter: Waiter, alone: bool) -> None:
         worker = slot.worker
         assert worker is not None
         self.line.remove(waiter.rid)
-        lease = Lease(f"l{self.next_seq()}", waiter.rid, waiter.gateway, waiter.request_hash, alone)
+        slot.granted_seq = self.next_seq()
+        lease = Lease(f"l{slot.granted_seq}", waiter.rid, waiter.gateway, waiter.request_hash, alone)
         worker.leases[lease.lease] = lease
         self._lease_model[lease.lease] = slot.model
         self._rid_lease[lease.rid] = lease.lease

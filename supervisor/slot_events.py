@@ -45,6 +45,7 @@ class Timers:
 class Policy:
     budget_bytes: int
     max_queue: int = 64  # leases a model may have beyond what its worker runs at once
+    max_total: int | None = None  # leases of all models together; as many as `max_queue` requests may wait for one beyond them
 
 
 # Events

@@ -27,6 +27,7 @@ def advance(board: Board) -> None:
             board.enter(slot, SlotState.IDLE, "nobody waits any more")
         if slot.worker is not None:
             _settle(board, slot, slot.worker)
+    grant_waiting(board)
     if not board.shutting_down:
         _load_next(board)
         _resume(board)
@@ -41,23 +42,34 @@ def _settle(board: Board, slot: Slot, worker: Worker) -> None:
         slot_worker.drain(board, slot, worker, leaving)
     if slot.state is SlotState.READY:
         board.answer_loads(slot)
-        grant_waiting(board, slot, worker)
     if slot.state is SlotState.DRAINING and not worker.leases:
         slot_worker.stop(board, slot, worker, worker.drain_reason)
 
 
-def grant_waiting(board: Board, slot: Slot, worker: Worker) -> None:
-    """In order of arrival, up to what the worker takes. A suspect holds back those behind it until it can run alone."""
-    for waiter in board.line.of_model(slot.model):
+def grant_waiting(board: Board) -> None:
+    """Per model in order of arrival, up to what its worker takes; where all models share a limit they take turns."""
+    takers = [slot for slot in board.slots.values() if board.line.first(slot.model) is not None]
+    while takers and board.has_place:
+        slot = min(takers, key=lambda taker: taker.granted_seq)
+        if not _grant_next(board, slot):
+            takers.remove(slot)
+
+
+def _grant_next(board: Board, slot: Slot) -> bool:
+    """False if nobody can be granted this model now. A suspect holds back those behind it until it can run alone."""
+    worker = slot.worker
+    while (waiter := board.line.first(slot.model)) is not None:
         verdict = board.suspects.verdict(slot.model, waiter.request_hash, board.now)
+        if slot.state is not SlotState.READY or slot.stale or worker is None:
+            return False
         if verdict is Verdict.POISON:
             board.reject(waiter, "poison", POISON_MESSAGE)
             continue
-        if worker.alone or len(worker.leases) >= capacity(board, slot):
-            return
-        if verdict is Verdict.ALONE and worker.leases:
-            return
+        if worker.alone or len(worker.leases) >= capacity(board, slot) or (verdict is Verdict.ALONE and worker.leases):
+            return False
         board.grant(slot, waiter, alone=verdict is Verdict.ALONE)
+        return True
+    return False
 
 
 def capacity(board: Board, slot: Slot) -> int:
@@ -139,7 +151,7 @@ def _resume(board: Board) -> None:
             worker.drain_reason = worker.drain_for = ""
             board.enter(slot, SlotState.READY, "nobody waits for its memory any more")
             board.answer_loads(slot)
-            grant_waiting(board, slot, worker)
+            grant_waiting(board)
 
 
 def _repay_overdraft(board: Board) -> None:
@@ -160,10 +172,18 @@ def _victims(board: Board, *, idle: bool) -> list[Victim]:
     slots = [
         slot
         for slot in board.slots.values()
-        if slot.state is SlotState.READY and slot.idle is idle and not slot.pinned and slot.resident_since() <= resident_by
+        if slot.state is SlotState.READY
+        and _is_idle(board, slot) is idle
+        and not slot.pinned
+        and slot.resident_since() <= resident_by
     ]
     slots.sort(key=lambda slot: slot.last_used if idle else slot.resident_since())
     return [Victim(slot.model, board.ledger.charge_bytes(slot.model)) for slot in slots]
+
+
+def _is_idle(board: Board, slot: Slot) -> bool:
+    """One that has no lease for want of a place among all is not."""
+    return slot.idle and board.line.first(slot.model) is None
 
 
 def _evict(board: Board, wanted: Slot | None, models: tuple[str, ...]) -> bool:

@@ -91,6 +91,7 @@ class Slot:
     load_calls: list[LoadCall] = field(default_factory=list[LoadCall])
     unload_calls: list[str] = field(default_factory=list[str])
     last_used: float = 0.0
+    granted_seq: int = 0  # when it was last granted a lease, in the order of arrivals and grants
     measured_bytes: int = 0  # the most a worker of this load key was measured at when ready
     max_inflight: int = 1  # as the last worker said
 

@@ -158,6 +158,8 @@ def ring(board: Board, slot: Slot, alarm: Alarm) -> None:
             board.say(DumpStacks(slot.model, worker.gen))
         case Alarm.DUMPED:
             _kill_as_crashed(board, slot, worker, f"stalled: no progress for {timers.no_progress_s:g} s with work queued")
+        case Alarm.TTL if board.line.first(slot.model) is not None:
+            slot.last_used = board.now  # only the limit for all models together keeps it idle
         case Alarm.TTL:
             stop(board, slot, worker, f"idle for {slot.cost.ttl_s:g} s")
         case Alarm.DRAIN:

@@ -51,7 +51,9 @@ class Day:
 
     def live(self, seconds: float) -> None:
         sizes = [self.random.choice((1, 3, 4, 5, 5, 6, 8)) for _ in MODELS]
-        self.world.begin(sizes, self.random.choice((None, "a")), self.random.choice((None, 30.0, 600.0)))
+        self.world.begin(
+            sizes, self.random.choice((None, "a")), self.random.choice((None, 30.0, 600.0)), self.random.choice((None, 2))
+        )
         self._after(BEAT_S, self._beat)
         for kind in HAPPENINGS:
             self._plan(kind)

@@ -30,11 +30,17 @@ T = TypeVar("T")
 
 class Stage:
     def __init__(
-        self, costs: Iterable[ModelCost], *, budget_bytes: int = 10, timers: Timers | None = None, max_queue: int = 4
+        self,
+        costs: Iterable[ModelCost],
+        *,
+        budget_bytes: int = 10,
+        timers: Timers | None = None,
+        max_queue: int = 4,
+        max_total: int | None = None,
     ) -> None:
         self.now = 1000.0
         self.timers = timers or Timers()
-        self.machine = Machine(self.timers, Policy(budget_bytes, max_queue))
+        self.machine = Machine(self.timers, Policy(budget_bytes, max_queue, max_total))
         self.all: list[Effect] = []
         self.beating: set[str] = set()
         self.do(ModelsChanged(tuple(costs)))

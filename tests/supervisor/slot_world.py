@@ -76,6 +76,7 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.machine = Machine(TIMERS, Policy(BUDGET, max_queue=2))
+        self.max_total: int | None = None
         self.now = 0.0
         self.costs: dict[str, ModelCost] = {}
         self.processes: dict[str, Process] = {}
@@ -178,8 +179,11 @@ class World(RuleBasedStateMachine):
         sizes=st.lists(st.sampled_from((1, 3, 4, 5, 5, 6, 8, 11)), min_size=4, max_size=4),
         pinned=st.sampled_from((None, None, "a")),
         ttl_s=st.sampled_from((None, None, 3.0, 30.0)),
+        max_total=st.sampled_from((None, 1, 3)),
     )
-    def begin(self, sizes: list[int], pinned: str | None, ttl_s: float | None) -> None:
+    def begin(self, sizes: list[int], pinned: str | None, ttl_s: float | None, max_total: int | None) -> None:
+        self.max_total = max_total
+        self.machine = Machine(TIMERS, Policy(BUDGET, max_queue=2, max_total=max_total))
         self.costs = {model: ModelCost(model, size, model == pinned, ttl_s) for model, size in zip(MODELS, sizes, strict=True)}
         self.do(ModelsChanged(tuple(self.costs.values())))
 
@@ -383,6 +387,8 @@ class World(RuleBasedStateMachine):
             assert not view.leases or view.state in (SlotState.READY, SlotState.DRAINING)
             assert not view.waiting or view.state not in (SlotState.IDLE, SlotState.FAILED)
         assert len(self.waiting) == sum(view.waiting for view in views.values())
+        if self.max_total is not None:
+            assert len(self.leases) <= self.max_total and len(self.leases) + len(self.waiting) <= self.max_total + 2
         assert sum(view.state in (SlotState.SPAWNING, SlotState.LOADING) for view in views.values()) <= 1
 
     @invariant()
