@@ -95,7 +95,8 @@ class Subject:
         return cls(contender, client, prompts)
 
     async def decode(self, streams: int, max_tokens: int) -> decode.Decode:
-        return await decode.measure(self._contender, self._client, self._prompts, streams, max_tokens)
+        stories = [self._prompts.story() for _ in range(streams)]
+        return await decode.measure(self._contender, self._client, stories, max_tokens)
 
     async def ttft(self, prompt_tokens: int) -> ttft.Ttft:
         return await ttft.measure(self._contender, self._client, self._prompts, prompt_tokens)

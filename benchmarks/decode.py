@@ -2,12 +2,11 @@
 
 import asyncio
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks import cpu
 from benchmarks.client import Answer, Client
-from benchmarks.prompts import Prompts
 from benchmarks.servers import Contender
 
 
@@ -65,7 +64,8 @@ class Window:
         return cpu.read(self._pids), [len(answer.text_at) for answer in self._answers.values()]
 
 
-async def measure(contender: Contender, client: Client, prompts: Prompts, streams: int, max_tokens: int) -> Decode:
-    window = Window(contender.pids(), streams)
-    await asyncio.gather(*[client.ask(prompts.story(), max_tokens, window.on_token) for _ in range(streams)])
+async def measure(contender: Contender, client: Client, contents: Sequence[str], max_tokens: int) -> Decode:
+    """One stream for each of the contents."""
+    window = Window(contender.pids(), len(contents))
+    await asyncio.gather(*[client.ask(content, max_tokens, window.on_token) for content in contents])
     return window.outcome(contender.engine_role)

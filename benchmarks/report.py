@@ -44,7 +44,7 @@ def table(results: Results) -> Iterator[str]:
     for streams, measured in results.decode.items():
         yield _line(f"CPU per token, {_at_once(streams)}", measured, lambda x: x.cpu_ms, "ms")
         yield _line("  from token to token", measured, lambda x: x.wall_ms, "ms")
-        if outside := _outside_engine_ms(measured[OURS]):
+        if outside := outside_engine_ms(measured[OURS]):
             yield f"  outside {OURS}'s engine: " + ", ".join(f"{role} {number(ms)}" for role, ms in outside.items()) + " ms"
     if not results.ttft:
         return
@@ -73,7 +73,7 @@ def _at_once(streams: int) -> str:
     return f"{streams} stream{'s' * (streams > 1)}"
 
 
-def _outside_engine_ms(measured: list[Decode]) -> dict[str, float]:
+def outside_engine_ms(measured: list[Decode]) -> dict[str, float]:
     """By role, over all repeats together: the system counts in ticks of 10 ms, and one repeat is few of them."""
     known = [x for x in measured if x.outside_engine_ms is not None]
     tokens = sum(x.tokens for x in known)
@@ -92,8 +92,13 @@ def gates(results: Results) -> Iterator[Gate]:
         if 1 in ours and streams in ours:
             measured = ratio((x.cpu_ms for x in ours[1]), (x.cpu_ms for x in ours[streams]))
             yield Gate(f"CPU per token, 1 stream / {streams} streams", measured, limit, at_least=True)
+    yield from outside_engine_gates(ours)
+
+
+def outside_engine_gates(ours: dict[int, list[Decode]]) -> Iterator[Gate]:
+    """Of omlxd's measurements, by the number of streams."""
     for streams, limit_ms in ((1, 1.0), (8, 0.5)):
-        outside = _outside_engine_ms(ours.get(streams, []))
+        outside = outside_engine_ms(ours.get(streams, []))
         if outside and limit_ms * sum(x.tokens for x in ours[streams]) >= GATED_CPU_MS:
             yield Gate(f"CPU per token outside the engine, {_at_once(streams)}", sum(outside.values()), limit_ms, " ms")
 
