@@ -54,7 +54,14 @@ class Feed:
             self._models.pop(event.model, None)
 
     def find(self, name: str) -> SlotStatus | None:
-        """By id, else by alias, else either with a profile: as the supervisor resolves it."""
+        """By id, else by alias, else either with a profile, else with an adapter: as the supervisor resolves it."""
+        if (slot := self._named(name)) is not None:
+            return slot
+        base, _, adapter = name.rpartition("+")
+        slot = self._model(base)
+        return None if slot is None else self._named(f"{slot.id}+{adapter}")
+
+    def _named(self, name: str) -> SlotStatus | None:
         if (slot := self._model(name)) is not None:
             return slot
         model, _, profile = name.rpartition(":")

@@ -31,7 +31,7 @@ async def model(request: web.Request) -> web.Response:
     if slot is None or not slot.usable:
         raise model_not_found(name)
     profile = name.rpartition(":")[2]
-    is_profile = name != slot.id and name not in slot.aliases
+    is_profile = name not in (slot.id, *slot.aliases) and profile in slot.profiles
     return json_response(_model(f"{slot.id}:{profile}" if is_profile else slot.id, slot))
 
 
@@ -45,6 +45,7 @@ def _model(name: str, slot: SlotStatus) -> dict[str, object]:
         "display_name": name,
         "aliases": slot.aliases,
         "root": slot.id,
+        "parent": slot.base,
         "created_at": datetime.fromtimestamp(slot.created, UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
         "context_length": slot.context,

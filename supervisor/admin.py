@@ -165,7 +165,7 @@ class Admin:
         if entry is None:
             self.refuse(who, call, Code.MODEL_NOT_FOUND, f"{model} is removed already")
             return
-        task = asyncio.create_task(self._delete(who, call, entry.path))
+        task = asyncio.create_task(self._delete(who, call, entry.own_path))
         self._removals.add(task)
         task.add_done_callback(self._removals.discard)
 

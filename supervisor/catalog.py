@@ -9,6 +9,7 @@ from pathlib import Path
 
 from supervisor.model_files import ModelFiles, NotAModel, read_model
 
+ADAPTER_CONFIG = "adapter_config.json"
 PROCESS_NAMES = frozenset({"omlxd", "gateway", "text", "janitor"})
 """`omlxctl logs` and `restart` take them beside model ids."""
 
@@ -18,6 +19,13 @@ class CatalogEntry:
     id: str
     path: Path
     files: ModelFiles
+    base: str | None = None
+    adapter: Path | None = None
+    """A LoRA adapter's directory; `path` is then that of the model it is for, and `base` that model's id."""
+
+    @property
+    def own_path(self) -> Path:
+        return self.adapter or self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,8 @@ class Skipped:
 class Catalog:
     models: tuple[CatalogEntry, ...]
     skipped: tuple[Skipped, ...]
+    adapters: tuple[tuple[str, Path], ...] = ()
+    """Directories with a LoRA adapter that were found, by name; adapters.py makes models of them."""
 
     def get(self, model: str) -> CatalogEntry | None:
         return next((entry for entry in self.models if entry.id == model), None)
@@ -39,8 +49,12 @@ def scan(directories: Sequence[Path]) -> Catalog:
     """Everything below `directories`; the first of two models with one name wins. Never raises for what it finds there."""
     models: dict[str, CatalogEntry] = {}
     skipped: list[Skipped] = []
+    adapters: list[tuple[str, Path]] = []
     for directory in directories:
         for name, path in _candidates(directory, skipped):
+            if not (path / "config.json").is_file() and (path / ADAPTER_CONFIG).is_file():
+                adapters.append((name, path))
+                continue
             try:
                 entry = CatalogEntry(name, path, read_model(path))
             except (NotAModel, OSError) as e:
@@ -52,7 +66,7 @@ def scan(directories: Sequence[Path]) -> Catalog:
                 skipped.append(Skipped(path, f"another model is already named {name}: {models[name].path}"))
             else:
                 models[name] = entry
-    return Catalog(tuple(models[name] for name in sorted(models)), tuple(skipped))
+    return Catalog(tuple(models[name] for name in sorted(models)), tuple(skipped), tuple(adapters))
 
 
 def _unusable_name(name: str) -> str | None:
@@ -69,7 +83,7 @@ def _candidates(directory: Path, skipped: list[Skipped]) -> Iterator[tuple[str, 
     for place in [directory, *_children(directory, skipped)]:
         try:
             if place == directory:
-                if (directory / "config.json").is_file():
+                if _is_listed(directory):
                     yield directory.name, directory
                     return
             else:
@@ -86,12 +100,16 @@ def _in_child(child: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]
             skipped.append(Skipped(child, "it is a link to something that is not there"))
     elif child.name.startswith("models--"):
         yield from _hub_snapshot(child, skipped)
-    elif (child / "config.json").is_file():
+    elif _is_listed(child):
         yield child.name, child
-    elif inner := [c for c in _children(child, skipped) if (c / "config.json").is_file()]:
+    elif inner := [c for c in _children(child, skipped) if _is_listed(c)]:
         yield from ((f"{child.name}/{c.name}", c) for c in inner)
     else:
         skipped.append(Skipped(child, "it has no config.json, nor have the directories in it"))
+
+
+def _is_listed(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
 
 
 def _hub_snapshot(repo: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]:

@@ -8,6 +8,8 @@ import secrets
 import shutil
 from pathlib import Path
 
+from supervisor.catalog import ADAPTER_CONFIG
+
 
 class EditRefused(Exception):
     """A model is not registered or not removed; the message says why."""
@@ -22,7 +24,7 @@ def add_link(models_dir: Path, target: Path, name: str) -> Path:
     parts = name.split("/")
     if len(parts) > 2 or any(not p or p.startswith(".") or "\0" in p for p in parts):
         raise EditRefused(f"{name!r} cannot be a model's name: NAME or ORG/NAME is expected, without a leading dot")
-    if not (target / "config.json").is_file():
+    if not any((target / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         raise EditRefused(_not_a_model(target))
     link = models_dir / name
     if link.parent != models_dir and link.parent.is_symlink():

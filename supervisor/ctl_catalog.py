@@ -7,14 +7,12 @@ from supervisor.ctl_home import Home
 from supervisor.protocol import SlotStatus, plain
 
 if TYPE_CHECKING:
-    from supervisor.catalog import CatalogEntry
+    from supervisor.catalog import Catalog, CatalogEntry
 
 
 def listed(here: Home) -> dict[str, object]:
-    from supervisor.catalog import scan
-
     dirs = here.model_dirs()
-    catalog = scan([d for d in dirs if d != here.paths.models or d.exists()])  # ours is made when it is first needed
+    catalog = catalog_of(here)
     return {
         "models": [_status(entry) for entry in catalog.models],
         "skipped": [{"path": str(s.path), "reason": s.reason} for s in catalog.skipped],
@@ -24,28 +22,38 @@ def listed(here: Home) -> dict[str, object]:
 
 def shown(here: Home, model: str) -> dict[str, object]:
     """Raises `CommandFailed` when there is none of that name."""
+    from supervisor.adapters import with_inherited
     from supervisor.defaults import defaults_of
 
     entry = found(here, model)
-    settings = here.loaded.settings
+    settings = with_inherited(here.loaded.settings, catalog_of(here))
     defaults = defaults_of(settings.of_model(model), entry.files.generation, settings.sampling)
     plain_defaults = {name: {"value": d.value, "source": d.source} for name, d in defaults.items()}
     return _status(entry) | {"defaults": plain_defaults}
 
 
 def found(here: Home, model: str) -> "CatalogEntry":
-    from supervisor.catalog import scan
-
-    entry = scan(here.model_dirs()).get(model)
+    entry = catalog_of(here).get(model)
     if entry is None:
         raise CommandFailed(f"there is no model {model}; see: omlxctl models", Exit.NOT_FOUND)
     return entry
+
+
+def catalog_of(here: Home) -> "Catalog":
+    from supervisor.adapters import with_adapters
+    from supervisor.catalog import scan
+
+    dirs = here.model_dirs()
+    present = [d for d in dirs if d != here.paths.models or d.exists()]  # ours is made when it is first needed
+    return with_adapters(scan(present), here.loaded.settings)
 
 
 def _status(entry: "CatalogEntry") -> dict[str, object]:
     status = SlotStatus(
         id=entry.id,
         path=str(entry.path),
+        base=entry.base,
+        adapter=None if entry.adapter is None else str(entry.adapter),
         state="not running",
         context=entry.files.context,
         weights_bytes=entry.files.weights_bytes,

@@ -113,7 +113,8 @@ def _list(here: Home, as_json: bool) -> None:
     found = msgspec.convert(result.get("models", []), list[SlotStatus])
     if found:
         rows = [
-            [m.id, m.state if m.usable else "unusable", str(m.context), terminal.size(m.weights_bytes), m.path] for m in found
+            [m.id, m.state if m.usable else "unusable", str(m.context), terminal.size(m.weights_bytes), m.adapter or m.path]
+            for m in found
         ]
         terminal.print_table(["MODEL", "STATE", "CONTEXT", "SIZE", "PATH"], rows)
     else:
@@ -140,7 +141,10 @@ def show(here: Home, model: str, as_json: bool) -> None:
     terminal.print_facts(
         {
             "model": slot.id,
-            "path": slot.path,
+            "path": slot.adapter or slot.path,
+        }
+        | ({"adapter of": f"{slot.base} ({slot.path})"} if slot.base else {})
+        | {
             "state": slot.state if slot.usable else f"unusable: {slot.problem}",
             "context": f"{slot.context} tokens",
             "weights": terminal.size(slot.weights_bytes),
@@ -237,7 +241,7 @@ def remove(here: Home, model: str, yes: bool) -> None:
 
 def _confirm(here: Home, model: str) -> None:
     slot = here.either(lambda client: client.call("model", {"model": model}), lambda: ctl_catalog.shown(here, model))
-    path = Path(str(slot["path"]))
+    path = Path(str(slot.get("adapter") or slot["path"]))
     what = "the link" if path.is_symlink() else terminal.size(cast("int", slot["weights_bytes"]))
     if not sys.stdin.isatty():
         raise CommandFailed(f"removing {model} ({what} at {path}) needs a yes: omlxctl models rm {model} --yes", Exit.USAGE)
@@ -248,7 +252,7 @@ def _remove_on_disk(here: Home, model: str) -> dict[str, object]:
     from supervisor.catalog_edit import EditRefused, remove
 
     try:
-        remove(here.paths.models, ctl_catalog.found(here, model).path)
+        remove(here.paths.models, ctl_catalog.found(here, model).own_path)
     except EditRefused as e:
         raise CommandFailed(str(e), Exit.REFUSED) from e
     return {}

@@ -167,13 +167,12 @@ def _directories(here: Home) -> Iterator[Finding]:
 
 
 def _models(here: Home) -> Iterator[Finding]:
-    from supervisor.catalog import scan
+    from supervisor.ctl_catalog import catalog_of
 
     try:
-        dirs = here.model_dirs()
+        catalog = catalog_of(here)
     except SettingsInvalid:
         return  # said already
-    catalog = scan([d for d in dirs if d != here.paths.models or d.exists()])
     bad = [(entry.id, entry.files.problem) for entry in catalog.models if entry.files.problem]
     bad += [(str(skipped.path), skipped.reason) for skipped in catalog.skipped]
     yield Finding("models", "ok", f"{len(catalog.models)} found")

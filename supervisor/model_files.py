@@ -108,8 +108,35 @@ def _weights(directory: Path, shards: list[Path]) -> tuple[int, int]:
     return sum(by_dtype.values()), element
 
 
+def weights_bytes_of(path: Path) -> int:
+    """Bytes of all tensors of one safetensors file. Raises Damaged."""
+    return sum(_shard(path).values())
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """By name, of one safetensors file. Raises Damaged."""
+    return {tensor.name: tensor.shape for tensor in _header(path)}
+
+
 def _shard(path: Path) -> dict[str, int]:
-    """Bytes per dtype of one safetensors file; raises `Damaged` when it is shorter than its header says."""
+    """Bytes per dtype of one safetensors file. Raises Damaged."""
+    found: dict[str, int] = {}
+    for tensor in _header(path):
+        found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.stop - tensor.start
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def _header(path: Path) -> list[_Tensor]:
+    """What one safetensors file holds; raises `Damaged` when it is shorter than its header says."""
     try:
         with path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
@@ -119,24 +146,22 @@ def _shard(path: Path) -> dict[str, int]:
             tensors = _tensors(json.loads(file.read(header_bytes)))
     except (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
         raise Damaged(f"{path.name} cannot be read: {type(e).__name__}: {e}") from e
-    found: dict[str, int] = {}
-    for dtype, start, stop in tensors:
-        found[dtype] = found.get(dtype, 0) + stop - start
-    whole_bytes = 8 + header_bytes + max((stop for _, _, stop in tensors), default=0)
+    whole_bytes = 8 + header_bytes + max((tensor.stop for tensor in tensors), default=0)
     if size_bytes < whole_bytes:
         raise Damaged(f"{path.name} is cut short: {size_bytes} bytes, its header says {whole_bytes}")
-    return found
+    return tensors
 
 
-def _tensors(header: dict[str, dict[str, object]]) -> list[tuple[str, int, int]]:
-    """(dtype, first byte, last byte + 1) of each; raises whatever a header of another shape makes it raise."""
-    found: list[tuple[str, int, int]] = []
+def _tensors(header: dict[str, dict[str, object]]) -> list[_Tensor]:
+    """Raises whatever a header of another shape makes it raise."""
+    found: list[_Tensor] = []
     for name, tensor in header.items():
         if name != "__metadata__":
             start, stop = (int(offset) for offset in cast("list[int]", tensor["data_offsets"]))
             if not 0 <= start <= stop:
                 raise ValueError(f"{name} lies at {start} to {stop}")
-            found.append((str(tensor["dtype"]), start, stop))
+            shape = tuple(int(size) for size in cast("list[int]", tensor["shape"]))
+            found.append(_Tensor(name, str(tensor["dtype"]), shape, start, stop))
     return found
 
 

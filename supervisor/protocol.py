@@ -75,6 +75,8 @@ class ModelRef(Part, frozen=True, kw_only=True):
     path: str
     context: int
     kind: str = "text"
+    adapter: str | None = None
+    """Directory of the LoRA adapter that makes it another model."""
 
 
 class CacheGrant(Part, frozen=True, kw_only=True):
@@ -190,6 +192,10 @@ class SlotStatus(Part, frozen=True, kw_only=True):
     path: str
     state: str
     kind: str = "text"
+    base: str | None = None
+    """Of a LoRA adapter: the model it is for, whose files are at `path`."""
+    adapter: str | None = None
+    """Of a LoRA adapter: where it is."""
     context: int = 0
     weights_bytes: int = 0
     estimate_bytes: int = 0

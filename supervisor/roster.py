@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor import budget, settings_names, slot_events
+from supervisor.adapters import with_adapters, with_inherited
 from supervisor.cache_plan import CachePlan, plan_cache
 from supervisor.catalog import Catalog, CatalogEntry, scan
 from supervisor.defaults import NO_PROFILE, Default, defaults_of
@@ -46,7 +47,14 @@ class Roster:
         return self.named(default) if found is None and default is not None and self.settings.model.fallback else found
 
     def named(self, name: str) -> Resolved | None:
-        """Exact id, alias, or either with a profile."""
+        """Exact id, alias, either with a profile, or with an adapter of that model."""
+        if (found := self._named(name)) is not None:
+            return found
+        base, _, adapter = name.rpartition("+")
+        entry = self._model(base)
+        return None if entry is None else self._named(f"{entry.id}+{adapter}")
+
+    def _named(self, name: str) -> Resolved | None:
         if (entry := self._model(name)) is not None:
             return Resolved(entry)
         model, profile = settings_names.parted(name) or (name, "")
@@ -105,7 +113,7 @@ class Roster:
         """Changes when a running worker would have to be loaded anew to honour files and settings."""
         assign = self.assignment(entry, 0, "")
         facts = [
-            str(entry.path.resolve()),
+            [str(path.resolve()) for path in (entry.path, entry.adapter) if path is not None],
             entry.files.weights_bytes,
             entry.files.changed,
             self.context(entry),
@@ -125,7 +133,12 @@ class Roster:
             kind="text",
             gen=gen,
             data_endpoints=[data_endpoint],
-            model=ModelRef(id=entry.id, path=str(entry.path), context=self.context(entry)),
+            model=ModelRef(
+                id=entry.id,
+                path=str(entry.path),
+                context=self.context(entry),
+                adapter=None if entry.adapter is None else str(entry.adapter),
+            ),
             max_batch=self.max_batch(entry.id),
             grants=Grants(kv_bytes=kv_bytes, hot_bytes=plan.hot_bytes),
             cache=CacheGrant(
@@ -147,4 +160,5 @@ class Roster:
 def read_roster(settings: Settings, paths: Paths, budget_bytes: int) -> Roster:
     """Looks through the model directories, ours first."""
     directories = [paths.models, *(Path(d).expanduser().absolute() for d in settings.model.model_dirs)]
-    return Roster(scan(directories), settings, paths.cache, budget_bytes)
+    catalog = with_adapters(scan(directories), settings)
+    return Roster(catalog, with_inherited(settings, catalog), paths.cache, budget_bytes)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast
 
-from supervisor.settings_values import Size, auto_or, choice, each, real, size, switch, table, text, whole
+from supervisor.settings_values import Size, auto_or, choice, each, real, size, switch, table, text, texts, whole
 
 T = TypeVar("T")
 
@@ -261,6 +261,14 @@ class ModelSettings:
         None,
         "never unloaded to make room or for idleness, and loaded again after a crash",
         auto_or(switch),
+        applies="live",
+        flag=None,
+        env=None,
+    )
+    adapters: Mapping[str, str] | None = _leaf(
+        None,
+        "LoRA adapters by name, each with its directory, served as ID+NAME by workers of their own",
+        auto_or(texts),
         applies="live",
         flag=None,
         env=None,

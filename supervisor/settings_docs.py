@@ -33,6 +33,8 @@ outcome. `omlxctl config set models.my-model.temperature 0.2` writes one, once t
   models is an error. A profile's own values go before the model's; it can hold `temperature`, `top_p`, `top_k`, `min_p`,
   `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `max_tokens`, `max_tokens_limit` and `chat_template_kwargs`:
   `{"models": {"my-model": {"aliases": ["gpt-4o"], "profiles": {"careful": {"temperature": 0}}}}}`.
+- `adapters` names LoRA adapters for the model: `{"adapters": {"style": "~/adapters/style"}}` is served as `my-model+style`.
+  [model-options.md](model-options.md) says what they share with their base.
 - `ttl_s` counts from the end of a model's last request. `pinned` models have none; `omlxctl pin` and `unpin` go before this
   setting until the server ends.
 """

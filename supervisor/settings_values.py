@@ -109,6 +109,14 @@ def each(parse: Callable[[object], object]) -> Callable[[object], object]:
     return parse_list
 
 
+def texts(value: object) -> Mapping[str, str]:
+    """An object of texts, by names that can be part of a model's name."""
+    found = {name.strip(): text(item) for name, item in table(value).items()}
+    if any(not name or not name.isprintable() or set(name) & set("+:") for name in found):
+        raise Refused("names without plus signs, colons and control characters are expected")
+    return found
+
+
 def table(value: object) -> Mapping[str, object]:
     if isinstance(value, dict):
         return cast("dict[str, object]", value)

@@ -40,6 +40,8 @@ def slot_status(
     return SlotStatus(
         id=entry.id,
         path=str(entry.path),
+        base=entry.base,
+        adapter=None if entry.adapter is None else str(entry.adapter),
         state=view.state.value if view else "idle",
         context=context,
         weights_bytes=entry.files.weights_bytes,

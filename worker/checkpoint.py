@@ -12,6 +12,8 @@ from typing import cast
 from worker.faults import ModelUnloadable
 from worker.model_files import ModelFiles, ModelUnreadable
 
+ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapters.safetensors"
+"""Names that mlx_lm gives them."""
 HEADER_MAX_BYTES = 100 << 20
 """The limit of the safetensors format itself."""
 
@@ -21,9 +23,20 @@ class Checkpoint:
     path: Path
     config: Mapping[str, object]
     shards: tuple[Path, ...]
+    adapter: Path | None = None
+    """Directory of the LoRA adapter to be put on."""
+
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        return self.shards if self.adapter is None else (*self.shards, self.adapter / ADAPTER_TENSORS)
+
+    @property
+    def configs(self) -> tuple[Path, ...]:
+        own = () if self.adapter is None else (self.adapter / ADAPTER_CONFIG,)
+        return (self.path / "config.json", *own)
 
 
-def open_checkpoint(path: Path, *, trust_remote_code: bool = False) -> Checkpoint:
+def open_checkpoint(path: Path, adapter: Path | None = None, *, trust_remote_code: bool = False) -> Checkpoint:
     """Raises ModelUnloadable, naming the file and what is wrong with it."""
     try:
         config = ModelFiles.read(path).config
@@ -41,7 +54,9 @@ def open_checkpoint(path: Path, *, trust_remote_code: bool = False) -> Checkpoin
     _check_index(path / "model.safetensors.index.json", {shard.name for shard in shards})
     for shard in shards:
         _check_shard(shard)
-    return Checkpoint(path, config, shards)
+    if adapter is not None:
+        _check_shard(adapter / ADAPTER_TENSORS)
+    return Checkpoint(path, config, shards, adapter)
 
 
 def _check_index(index: Path, present: set[str]) -> None:

@@ -7,9 +7,11 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
+from mlx import nn
 
 from worker.checkpoint import Checkpoint
 from worker.faults import LoadFailed, ModelUnloadable, code_of
@@ -57,7 +59,20 @@ def _build(checkpoint: Checkpoint, trust_remote_code: bool) -> LanguageModel:
         raise ModelUnloadable(f"{checkpoint.path.name}: config.json or weights lack {e}.") from e
     except (ValueError, TypeError, AttributeError, ImportError, FileNotFoundError) as e:
         raise ModelUnloadable(f"{checkpoint.path.name}: {e}") from e
+    if checkpoint.adapter is not None:
+        _put_on(checkpoint.adapter, model)
     return cast("LanguageModel", model)
+
+
+def _put_on(adapter: Path, model: "nn.Module") -> None:
+    from mlx_lm.utils import load_adapters
+
+    try:
+        load_adapters(model, str(adapter))
+    except (KeyError, ValueError, TypeError, AttributeError, OSError) as e:
+        what = f"its adapter_config.json lacks {e}" if isinstance(e, KeyError) else str(e)
+        raise ModelUnloadable(f"the adapter {adapter} cannot be put on this model: {what}") from e
+    model.eval()  # its layers come in training mode, in which they drop values at random
 
 
 def _read_weights(model: LanguageModel, progress: Progress) -> int:
@@ -121,13 +136,19 @@ def _bytes_per_token(leaves: object) -> int:
 def _sources(model: LanguageModel, cache: Cache) -> tuple[str, ...]:
     """The model's module and all of mlx_lm's models package that it draws on: kernels and layers live in other files."""
     found: set[str] = set()
-    to_visit = {type(model).__module__, *(type(leaf).__module__ for leaf in cache)}
+    to_visit = {type(model).__module__, *(type(leaf).__module__ for leaf in cache), *_adapter_modules(model)}
     while to_visit:
         name = to_visit.pop()
         found.add(name)
         to_visit |= {used for used in _modules_used_by(name) if used.startswith("mlx_lm.models.")} - found
     files = [inspect.getsourcefile(sys.modules[name]) for name in sorted(found) if name in sys.modules]
     return tuple(file for file in files if file)
+
+
+def _adapter_modules(model: LanguageModel) -> set[str]:
+    """An adapter's layers are code of another package of mlx_lm."""
+    modules = cast("list[object]", cast("nn.Module", model).modules())  # pyright: ignore[reportUnknownMemberType]
+    return {name for name in (type(module).__module__ for module in modules) if name.startswith("mlx_lm.tuner.")}
 
 
 def _modules_used_by(name: str) -> Iterator[str]:

@@ -48,7 +48,8 @@ def bring_up(
     """Raises LoadFailed."""
     started_at = time.monotonic()
     trust = bool(spec.settings.get("trust_remote_code"))
-    checkpoint = open_checkpoint(Path(spec.ref.path), trust_remote_code=trust)
+    adapter = None if spec.ref.adapter is None else Path(spec.ref.adapter)
+    checkpoint = open_checkpoint(Path(spec.ref.path), adapter, trust_remote_code=trust)
     model = load(checkpoint, progress, trust_remote_code=trust)
     chunks = chunk_sizes(spec.cache.block)
 
@@ -98,7 +99,8 @@ def open_prefix_cache(
     except NotCacheable as e:
         return None, str(e)
     sources = [Path(file).read_bytes() for file in model.source_files]
-    fingerprint = weights_fingerprint(checkpoint.shards, [*sources, (checkpoint.path / "config.json").read_bytes()])
+    configs = [config.read_bytes() for config in checkpoint.configs]
+    fingerprint = weights_fingerprint(checkpoint.weight_files, [*sources, *configs])
     namespace = Namespace(
         model=spec.ref.id,
         fingerprint=fingerprint,

@@ -36,6 +36,7 @@ async def test_the_list_satisfies_both_dialects_and_leaves_out_what_cannot_be_se
         "display_name": ORG,
         "aliases": [],
         "root": ORG,
+        "parent": None,
         "created_at": "2023-11-14T22:13:20Z",
         "lifecycle": "active",
         "context_length": 32768,
@@ -61,6 +62,17 @@ async def test_an_alias_is_a_model_too(stand: Stand) -> None:
     await stand.start(models=MODELS)
     status, body = await stand.chat(model="default")
     assert status == 200 and body["model"] == "default"
+
+
+async def test_an_adapter_is_found_by_its_id_and_by_its_bases_alias(stand: Stand) -> None:
+    adapter = slot("tiny+style", base="tiny", profiles=["cold"])
+    await stand.start(models=[slot("tiny", aliases=["quick"]), adapter])
+    for name, found in (("tiny+style", "tiny+style"), ("quick+style", "tiny+style"), ("quick+style:cold", "tiny+style:cold")):
+        async with stand.http.get(f"/v1/models/{name}") as response:
+            body = await response.json()
+        assert (body["id"], body["parent"]) == (found, "tiny")
+    async with stand.http.get("/v1/models/quick+other") as response:
+        assert response.status == 404
 
 
 PROFILED = [slot("tiny", aliases=["quick"], profiles=["cold", "warm"]), slot(ORG, state="idle")]
