@@ -327,6 +327,10 @@ class Beat(Message, frozen=True, kw_only=True):
     busy_s: float = 0.0
     running: int = 0
     waiting: int = 0
+    parked: int = 0
+    """Of those that wait: begun, and put aside so that there is memory or room."""
+    parks: int = 0
+    resumes: int = 0
     mx_active_bytes: int = 0
     mx_cache_bytes: int = 0
     mx_peak_bytes: int = 0
@@ -372,11 +376,14 @@ class Bye(Message, frozen=True, kw_only=True):
 
 
 class Trim(Message, frozen=True, kw_only=True):
-    """s→w: give memory back."""
+    """s→w: give memory back: soft, of the RAM tier; hard, all of that, then KV of answers that are put aside, but for the last
+    one; critical, that one, too. Nothing takes its place for a while.
+    """
 
     KIND = "trim"
     level: Literal["soft", "hard", "critical"]
     target_bytes: int = 0
+    """As much as that; for critical 0 means all there is."""
 
 
 class Explain(Message, frozen=True, kw_only=True):

@@ -39,25 +39,41 @@ class KvCost:
 class Claim:
     """What one sequence may need."""
 
-    prompt_tokens: int
+    begun_tokens: int
+    """Its prompt, or all there was when it was put aside."""
     max_tokens: int
+    """Beyond those."""
     held_tokens: int = 0
 
     @property
     def tokens(self) -> int:
-        expected = self.prompt_tokens + min(self.max_tokens, ANSWER_TOKENS)
-        return min(max(expected, self.held_tokens), self.prompt_tokens + self.max_tokens)
+        expected = self.begun_tokens + min(self.max_tokens, ANSWER_TOKENS)
+        return min(max(expected, self.held_tokens), self.begun_tokens + self.max_tokens)
 
 
 class Admission:
     def __init__(self, cost: KvCost, granted_bytes: int, ceiling_bytes: int) -> None:
         """0 stands for no limit."""
         self.granted_bytes = granted_bytes
+        self.pressed_bytes: int | None = None
+        """While memory is short no more than this is used, whatever was granted."""
+        self.is_shut = False
+        """Nobody may begin, not even alone."""
         self._cost = cost
         self._ceiling_bytes = ceiling_bytes
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """None: as much as there is."""
+        limits = [limit for limit in (self.granted_bytes or None, self.pressed_bytes) if limit is not None]
+        return min(limits, default=None)
+
     def needed_bytes(self, claims: Iterable[Claim]) -> int:
-        return sum(KV_COPIES * self._cost.bytes(row_tokens(claim.tokens)) for claim in claims)
+        return self.taken_bytes(claim.tokens for claim in claims)
+
+    def taken_bytes(self, lengths: Iterable[int]) -> int:
+        """By rows of those lengths, copies included."""
+        return sum(KV_COPIES * self._cost.bytes(row_tokens(length)) for length in lengths)
 
     def check(self, claim: Claim) -> None:
         """Raises KvTooLarge."""
@@ -66,4 +82,5 @@ class Admission:
             raise KvTooLarge(claim.tokens, needed_bytes, self._ceiling_bytes)
 
     def fits(self, claims: Iterable[Claim]) -> bool:
-        return self.granted_bytes <= 0 or self.needed_bytes(claims) <= self.granted_bytes
+        limit_bytes = self.limit_bytes
+        return limit_bytes is None or self.needed_bytes(claims) <= limit_bytes

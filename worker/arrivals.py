@@ -7,10 +7,10 @@ Lives on the engine thread, between two rounds; must not know rows or sockets.
 
 import logging
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator
 
 from worker.admission import Admission, Claim
+from worker.appetite import Appetite
 from worker.controls import Controls
 from worker.explain import PromptMemory
 from worker.job import Job
@@ -28,7 +28,6 @@ RESTORE_SLICE_S = 0.05
 """How long restoring may hold up the streams that decode, per step."""
 MUCH_SHORTER = 0.5
 """Of what is left of the prompt being prefilled."""
-ASK_AGAIN_S = 5.0
 
 
 class ScoringFailed(Exception):
@@ -40,10 +39,6 @@ class ScoringFailed(Exception):
         self.error = error
 
 
-class AskForMemory(Protocol):
-    def __call__(self, kv_bytes: int) -> None: ...
-
-
 class Arrivals:
     def __init__(
         self,
@@ -52,19 +47,19 @@ class Arrivals:
         eos_ids: frozenset[int],
         lanes: LaneSet,
         admission: Admission,
-        ask: AskForMemory,
+        appetite: Appetite,
     ) -> None:
         self.memory = PromptMemory()
+        self.resumes = 0
         self._loaded = loaded
         self._prefix = prefix
         self._eos_ids = eos_ids
         self._lanes = lanes
         self._admission = admission
-        self._ask = ask
+        self._appetite = appetite
         self._line = Line()
         self._restoring: tuple[Sequence, Restore | Scoring] | None = None
-        self._asked_bytes = 0
-        self._asked_at = 0.0
+        self._blocked: Sequence | None = None
 
     def __len__(self) -> int:
         return len(self._line) + (self._restoring is not None)
@@ -74,12 +69,33 @@ class Arrivals:
         if self._restoring is not None:
             yield self._restoring[0]
 
+    @property
+    def blocked(self) -> Sequence | None:
+        """The next in line, where it waits for nothing but memory or room."""
+        return self._blocked if self._lanes.has_room else next(iter(self._line), None)
+
+    @property
+    def parked(self) -> int:
+        return sum(sequence.parks > 0 for sequence in self._line)
+
     def check(self, job: Job) -> None:
         """Raises KvTooLarge."""
         self._admission.check(Claim(len(job.prompt), job.max_tokens))
 
     def join(self, sequence: Sequence) -> None:
         self._line.join(sequence, time.monotonic())
+
+    def rejoin(self, sequences: Iterable[Sequence]) -> None:
+        """They were in a lane and will go on later."""
+        for sequence in sequences:
+            sequence.parked()
+            self._line.rejoin(sequence)
+
+    def put_back(self) -> None:
+        """Whoever is being restored waits again, and what was read for it is let go."""
+        if self._restoring is not None and isinstance(self._restoring[1], Restore):
+            self._line.rejoin(self._restoring[0])
+            self._restoring = None
 
     def leave(self, rids: set[str]) -> list[Sequence]:
         """Takes the sequences of those requests out."""
@@ -88,10 +104,6 @@ class Arrivals:
             gone.append(self._restoring[0])
             self._restoring = None
         return gone
-
-    def granted(self, kv_bytes: int) -> None:
-        self._admission.granted_bytes = kv_bytes
-        self._asked_bytes = 0
 
     def advance(self) -> int:
         """Takes the next one out of the line if it is time, and goes on with a restore. Returns how many chunks were scored.
@@ -105,6 +117,7 @@ class Arrivals:
     # ------------------------------------------------------------------ who is next
 
     def _next(self) -> Sequence | None:
+        self._blocked = None
         if not self._line or not self._lanes.has_room:
             return None
         busy = [sequence for _, sequence in self._lanes.prefilling()]
@@ -114,6 +127,7 @@ class Arrivals:
             if any(self._must_follow(sequence, other) for other in busy):
                 continue
             if not self._has_memory(sequence) or self._lanes.place(sequence) is None:
+                self._blocked = sequence
                 return None  # nobody passes: what others would take is what this one waits for
             self._line.take(sequence)
             return sequence
@@ -126,36 +140,34 @@ class Arrivals:
             return True
         if sequence.job.priority != other.job.priority:
             return sequence.job.priority < other.job.priority
-        return self._uncached(sequence, other) > MUCH_SHORTER * (len(other.job.prompt) - other.held_tokens)
+        return self._uncached(sequence, other) > MUCH_SHORTER * (len(other.tokens) - other.held_tokens)
 
     def _uncached(self, sequence: Sequence, other: Sequence) -> int:
         """At most so many tokens are to be computed, all that it shares with `other` being in the cache."""
         shared = 0 if self._prefix is None else shared_blocks(sequence, other) * self._prefix.block_tokens
-        return len(sequence.job.prompt) - max(shared, sequence.found_tokens)
+        return len(sequence.tokens) - max(shared, sequence.found_tokens)
 
     def _has_memory(self, sequence: Sequence) -> bool:
         claims = [claim(other) for other in self._lanes.sequences()]
         if not claims:  # the only one: what could never fit was refused at the door
-            return True
+            return not self._admission.is_shut
         claims.append(claim(sequence))
         if self._admission.fits(claims):
             return True
-        needed_bytes, now = self._admission.needed_bytes(claims), time.monotonic()
-        if needed_bytes > self._asked_bytes or now - self._asked_at > ASK_AGAIN_S:
-            self._asked_bytes, self._asked_at = needed_bytes, now
-            self._ask(needed_bytes)
+        if self._admission.pressed_bytes is None:
+            self._appetite.ask(self._admission.needed_bytes(claims), time.monotonic())
         return False
 
     # ------------------------------------------------------------------ on the way
 
     def _begin(self, sequence: Sequence) -> None:
         sequence.restoring(time.monotonic())
-        if sequence.job.scores_prompt:
+        if sequence.job.scores_prompt and not sequence.parks:
             self._restoring = (sequence, self._scoring(sequence.job))
         elif self._prefix is None or sequence.chain is None:
             self._insert(sequence, Restored())
         else:
-            self._restoring = (sequence, Restore(self._prefix, sequence.chain, sequence.job.prompt))
+            self._restoring = (sequence, Restore(self._prefix, sequence.chain, sequence.tokens))
 
     def _go_on(self, sequence: Sequence, work: Restore | Scoring) -> int:
         try:
@@ -179,12 +191,17 @@ class Arrivals:
 
     def _insert(self, sequence: Sequence, restored: Restored | Scored) -> None:
         job = sequence.job
-        sequence.watch = controls = Controls(job, sequence.choice, self._loaded.vocab_size, self._eos_ids)
+        controls = Controls(job, sequence.choice, self._loaded.vocab_size, self._eos_ids, generated_tokens=sequence.generated)
+        sequence.watch = controls
         cache = self._loaded.new_cache() if restored.cache is None else restored.cache
         edge = 0 if sequence.chain is None else sequence.chain.branch_tokens
         self._lanes.insert(sequence, restored.tokens, cache, controls, edge)
         sequence.prefilling(time.monotonic(), restored.hot_tokens, restored.cold_tokens)
-        if self._prefix is not None and sequence.chain is not None:
+        if sequence.parks:
+            self.resumes += 1
+            again = len(sequence.tokens) - restored.tokens
+            _log.info("%s/%d goes on at token %d, %d computed again", job.rid, sequence.choice, len(sequence.tokens), again)
+        elif self._prefix is not None and sequence.chain is not None:
             block_tokens = self._prefix.block_tokens
             missed = self.memory.note(job.rid, sequence.chain.root, job.prompt, restored.tokens, block_tokens)
             if missed is not None:
@@ -192,4 +209,5 @@ class Arrivals:
 
 
 def claim(sequence: Sequence) -> Claim:
-    return Claim(len(sequence.job.prompt), sequence.job.max_tokens, sequence.held_tokens)
+    said_tokens = sequence.begun_tokens - len(sequence.job.prompt)
+    return Claim(sequence.begun_tokens, sequence.job.max_tokens - said_tokens, len(sequence.tokens))

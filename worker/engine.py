@@ -121,10 +121,9 @@ class Engine:
         if self._warm_start is not None:
             self._warm_start.start()
         while not scheduler.halted:
-            for command in self._mailbox.take(wait=not scheduler.has_work):
+            for command in self._mailbox.take(scheduler.patience_s):
                 scheduler.handle(command)
-            if scheduler.has_work:
-                scheduler.step()
+            scheduler.step()
 
     def _is_busy(self) -> bool:
         beat = self.beat()

@@ -89,6 +89,11 @@ class EngineBeat:
     """How long the present step or load stage has been running."""
     running: int = 0
     waiting: int = 0
+    parked: int = 0
+    """Of those that wait, how many had begun."""
+    parks: int = 0
+    """So often an answer was put aside, and went on later."""
+    resumes: int = 0
     mx_active_bytes: int = 0
     mx_cache_bytes: int = 0
     mx_peak_bytes: int = 0

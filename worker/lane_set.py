@@ -3,7 +3,7 @@
 Lanes are opened as they are needed and kept. Lives on the engine thread; must not know rows or the prefix cache.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from worker.controls import Controls
 from worker.lane_choice import LaneView, choose_lane, choose_merge
@@ -23,7 +23,7 @@ class LaneSet:
         self._new_lane = new_lane
         first = new_lane()
         self.chunks = first.chunks
-        self._max_rows = first.max_rows
+        self.max_rows = first.max_rows
         self._max_lanes, self.max_prefills = (MAX_LANES, MAX_PREFILLS) if isinstance(first, Lane) else (1, 1)
         self._live: dict[AnyLane, dict[int, Sequence]] = {first: {}}
         self._served_last: AnyLane | None = None
@@ -38,7 +38,7 @@ class LaneSet:
 
     @property
     def has_room(self) -> bool:
-        return self.rows < self._max_rows
+        return self.rows < self.max_rows
 
     @property
     def cache_bytes(self) -> int:
@@ -72,7 +72,7 @@ class LaneSet:
         """Only where `place` has found room. As `Lane.insert`."""
         lane = self.place(sequence)
         assert lane is not None, "nothing else is let in while a sequence is on its way"
-        uid = lane.insert(sequence.job.prompt, cached_tokens, cache, controls.sampler, controls.processors, edge)
+        uid = lane.insert(sequence.tokens, cached_tokens, cache, controls.sampler, controls.processors, edge)
         self._live[lane][uid] = sequence
 
     def merge(self) -> None:
@@ -102,10 +102,13 @@ class LaneSet:
 
     def leave(self, rids: set[str]) -> list[Sequence]:
         """Takes the sequences of those requests out."""
-        gone: list[Sequence] = []
-        for lane in self:
-            gone += self.take_out(lane, [uid for uid, sequence in self._live[lane].items() if sequence.job.rid in rids])
+        gone = [sequence for sequence in self.sequences() if sequence.job.rid in rids]
+        self.remove(gone)
         return gone
+
+    def remove(self, sequences: Collection[Sequence]) -> None:
+        for lane in self:
+            self.take_out(lane, [uid for uid, sequence in self._live[lane].items() if sequence in sequences])
 
     def close(self, lane: AnyLane) -> list[Sequence]:
         """The lane is undefined after an error: nothing can be saved of it."""

@@ -14,26 +14,30 @@ AGING_S = 30.0
 
 class Line:
     def __init__(self) -> None:
-        self._entries: dict[Sequence, tuple[float, int]] = {}
+        self._waiting: set[Sequence] = set()
         self._arrivals = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._waiting)
 
     def __iter__(self) -> Iterator[Sequence]:
         """In the order in which they are served; safe against changes meanwhile."""
-        return iter(sorted(self._entries, key=self._entries.__getitem__))
+        return iter(sorted(self._waiting, key=lambda sequence: sequence.rank))
 
     def join(self, sequence: Sequence, now: float) -> None:
         # All age at the same rate, so who goes before whom never changes.
-        self._entries[sequence] = (now / AGING_S - sequence.job.priority, next(self._arrivals))
+        sequence.rank = (now / AGING_S - sequence.job.priority, next(self._arrivals))
+        self._waiting.add(sequence)
+
+    def rejoin(self, sequence: Sequence) -> None:
+        """It was taken before, and has its old place: before all that came later and are no more urgent."""
+        self._waiting.add(sequence)
 
     def take(self, sequence: Sequence) -> None:
-        del self._entries[sequence]
+        self._waiting.remove(sequence)
 
     def leave(self, rids: set[str]) -> list[Sequence]:
         """Takes the sequences of those requests out."""
-        gone = [sequence for sequence in self._entries if sequence.job.rid in rids]
-        for sequence in gone:
-            del self._entries[sequence]
+        gone = [sequence for sequence in self if sequence.job.rid in rids]
+        self._waiting.difference_update(gone)
         return gone

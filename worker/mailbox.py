@@ -47,10 +47,9 @@ class Mailbox:
             self._commands.append(command)
             self._arrived.notify()
 
-    def take(self, *, wait: bool) -> list[Command]:
-        """All commands since the last call; with `wait`, at least one."""
+    def take(self, patience_s: float | None) -> list[Command]:
+        """All commands since the last call; waits so long for one to come, None for ever."""
         with self._arrived:
-            while wait and not self._commands:
-                self._arrived.wait()
+            self._arrived.wait_for(lambda: self._commands, patience_s)
             taken, self._commands = self._commands, []
             return taken

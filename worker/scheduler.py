@@ -7,12 +7,13 @@ then as many prompt tokens as the pace allows. Lives on the engine thread.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import mlx.core as mx
 
 from supervisor.protocol import Code, Grant, Row, Trim
 from worker.admission import Admission, KvTooLarge
+from worker.appetite import Appetite
 from worker.arrivals import Arrivals, ScoringFailed
 from worker.blas import set_blas_threads
 from worker.faults import EXIT_FAILED, FAULTS_IN_A_ROW, BadJob, code_of
@@ -23,12 +24,15 @@ from worker.mailbox import Cancel, Command, Halt, Probe, Warmed
 from worker.memory import limit_memory
 from worker.meter import Meter
 from worker.pace import Pace
+from worker.parking import Parking
 from worker.prefix import PrefixCache
 from worker.sampling import check
 from worker.sequence import Sequence, Stage
 
 _log = logging.getLogger(__name__)
 PUBLISH_EVERY_S = 0.5
+SHUT_WAIT_S = 0.05
+"""Between two looks while work waits and none may begin."""
 
 
 class Scheduler:
@@ -42,6 +46,7 @@ class Scheduler:
         new_lane: Callable[[], AnyLane],
         admission: Admission,
         max_gap_s: float,
+        loan_s: float,
     ) -> None:
         self.halted = False
         self.prefix = prefix
@@ -51,7 +56,10 @@ class Scheduler:
         self._meter = meter
         self._lanes = LaneSet(new_lane)
         self._pace = Pace(self._lanes.chunks, max_gap_s)
-        self._arrivals = Arrivals(loaded, prefix, text.eos_ids, self._lanes, admission, sink.want)
+        self._admission = admission
+        self._appetite = Appetite(admission, sink.want, loan_s)
+        self._arrivals = Arrivals(loaded, prefix, text.eos_ids, self._lanes, admission, self._appetite)
+        self._parking = Parking(self._lanes, self._arrivals, admission, self._appetite, self._park)
         self.memory = self._arrivals.memory
         self._neighbours_decoding = 0
         self._faults_in_a_row = 0
@@ -60,6 +68,13 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return len(self._arrivals) > 0 or self._lanes.rows > 0
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long the thread may sleep if no command comes; None for ever."""
+        if self._lanes.rows or (self._arrivals and not self._admission.is_shut):
+            return 0.0
+        return SHUT_WAIT_S if self._arrivals else self._appetite.patience_s(time.monotonic())
 
     def handle(self, command: Command) -> None:
         match command:
@@ -82,15 +97,11 @@ class Scheduler:
             case Warmed(blocks):
                 if self.prefix is not None:
                     self.prefix.hot.fill(blocks)
-            case Trim(level=level, target_bytes=target_bytes):
-                if self.prefix is not None:
-                    self.prefix.hot.free(target_bytes if level == "soft" else self.prefix.hot.bytes)
-                mx.clear_cache()
-        if not self.has_work:  # no step will follow that would say so
-            self._publish()
+            case Trim():
+                self._trim(command)
 
     def step(self) -> None:
-        """One round, after whoever is next has been let in."""
+        """One round, after whoever is next has been let in; without work, only a look at what is lent."""
         self._meter.begin(time.monotonic())
         try:
             self._meter.advance(self._arrivals.advance())
@@ -99,6 +110,7 @@ class Scheduler:
             self._sink.error(e.sequence.job.rid, code_of(e.error), str(e))
         if self._lanes.rows:
             self._round()
+        self._look_at_memory()
         self._meter.end()
         self._publish()
 
@@ -137,7 +149,8 @@ class Scheduler:
             set_blas_threads(grant.blas_threads)
         if grant.kv_bytes is not None:
             limit_memory(self._loaded.weights_bytes, grant.kv_bytes)
-            self._arrivals.granted(grant.kv_bytes)
+            self._appetite.granted(grant.kv_bytes)
+            self._parking.fit_grant(time.monotonic())
         self._neighbours_decoding = grant.neighbours_decoding
         if self.prefix is None:
             return
@@ -145,6 +158,31 @@ class Scheduler:
             self.prefix.hot.resize(grant.hot_bytes)
         if grant.write_credit is not None and self.prefix.spill is not None:
             self.prefix.spill.add_credit(grant.write_credit)
+
+    def _trim(self, trim: Trim) -> None:
+        """Cached KV goes first, then that of running answers, which go on later; MLX's freed buffers always."""
+        freed_bytes = 0
+        if self.prefix is not None:
+            freed_bytes = self.prefix.hot.bytes
+            self.prefix.hot.free(trim.target_bytes if trim.level == "soft" else freed_bytes)
+            freed_bytes -= self.prefix.hot.bytes
+        if trim.level != "soft":
+            wanted_bytes = max(0, trim.target_bytes - freed_bytes)
+            self._parking.press(wanted_bytes, time.monotonic(), is_critical=trim.level == "critical")
+        mx.clear_cache()
+
+    def _park(self, sequences: Collection[Sequence]) -> None:
+        """Their blocks are in the cache already, but for a last state; the rest is computed again when they go on."""
+        self._lanes.remove(sequences)
+        self._leave(sequences)
+        self._arrivals.rejoin(sequences)
+        self._published_at = 0.0  # worth saying at once
+
+    def _look_at_memory(self) -> None:
+        now = time.monotonic()
+        self._parking.advance(now)
+        if self._appetite.is_due(now) and self._appetite.settle(self._parking.needed_bytes(self._sequences()), now):
+            mx.clear_cache()
 
     def _cancel(self, rid: str) -> None:
         now = time.monotonic()
@@ -229,7 +267,7 @@ class Scheduler:
             self._meter.advance(held.tokens - sequence.held_tokens)
             sequence.held_tokens = held.tokens
             if self.prefix is not None and sequence.chain is not None:
-                self.prefix.capture(sequence.chain, held, sequence.tokens, len(sequence.job.prompt))
+                self.prefix.capture(sequence.chain, held, sequence.tokens, sequence.begun_tokens)
 
     def _rebuild(self, lane: AnyLane, error: Exception) -> None:
         _log.exception("a step failed")
@@ -261,6 +299,9 @@ class Scheduler:
             EngineBeat(
                 running=len(live),
                 waiting=len(self._arrivals),
+                parked=self._arrivals.parked,
+                parks=self._parking.parks,
+                resumes=self._arrivals.resumes,
                 mx_active_bytes=mx.get_active_memory(),
                 mx_cache_bytes=mx.get_cache_memory(),
                 mx_peak_bytes=mx.get_peak_memory(),
@@ -275,4 +316,4 @@ class Scheduler:
 
 def _cost(lane: AnyLane, sequence: Sequence, chunk_tokens: int) -> int:
     """How many tokens its next chunk has, at most."""
-    return min(lane.next_chunk(chunk_tokens), len(sequence.job.prompt) - sequence.held_tokens)
+    return min(lane.next_chunk(chunk_tokens), len(sequence.tokens) - sequence.held_tokens)

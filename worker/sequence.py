@@ -45,6 +45,12 @@ class Sequence:
         self.cached_hot = 0
         self.cached_cold = 0
         self.watch: Watch | None = None
+        self.rank: tuple[float, int] = (0.0, 0)
+        """Its place in any line, given when it came: the smaller one goes first."""
+        self.parks = 0
+        """How often it was put aside."""
+        self.begun_tokens = len(job.prompt)
+        """How long it was when it last began: its prompt, or all it had when it was put aside."""
         self.prompt_logprobs: list[dict[str, object]] = []
         """Said with the first row."""
         self._stream = stream
@@ -60,18 +66,31 @@ class Sequence:
         return len(self.tokens) - len(self.job.prompt)
 
     def restoring(self, now: float) -> None:
-        self.stage, self._restore_at = Stage.RESTORING, now
+        self.stage = Stage.RESTORING
+        if self._restore_at is None:
+            self._restore_at = now
 
     def prefilling(self, now: float, cached_hot: int, cached_cold: int) -> None:
-        self.stage, self._prefill_at = Stage.PREFILLING, now
-        self.cached_hot, self.cached_cold = cached_hot, cached_cold
+        """What it finds of itself after it was put aside is not what the cache had of its prompt."""
+        self.stage = Stage.PREFILLING
+        if self._prefill_at is None:
+            self._prefill_at, self.cached_hot, self.cached_cold = now, cached_hot, cached_cold
+
+    def parked(self) -> None:
+        """It is out of its lane and goes on later from `tokens`; what it has said stays said."""
+        self.stage = Stage.WAITING
+        self.parks += 1
+        self.begun_tokens = len(self.tokens)
+        self.held_tokens = 0
+        self.watch = None
 
     def take(self, token: int, now: float) -> Row:
         """The row that this token makes; `stage` is DONE after the last one."""
         logprobs = None if self.watch is None else self.watch.logprobs(len(self.tokens), token)
         text = ""
+        self.stage = Stage.DECODING
         if self._first_token_at is None:
-            self.stage, self._first_token_at = Stage.DECODING, now
+            self._first_token_at = now
             text = self.job.echo or ""
             logprobs = logprobs if logprobs is None else [*self.prompt_logprobs, *logprobs]
         self.tokens.append(token)

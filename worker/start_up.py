@@ -16,6 +16,7 @@ from cachestore.keys import layout_id, weights_fingerprint
 from cachestore.store import Namespace, Store
 from supervisor.protocol import CacheGrant
 from worker.admission import Admission
+from worker.appetite import LOAN_S
 from worker.checkpoint import Checkpoint, open_checkpoint
 from worker.hot import HotTier
 from worker.job import Loaded, LoadSpec, LoadStage, Sink, Text
@@ -68,7 +69,8 @@ def bring_up(
     _run_once(new_lane(), model)
     progress("warm", 1, 1)
     max_gap_s = _number(spec.settings, "max_gap_ms", MAX_GAP_MS) / 1000
-    scheduler = Scheduler(model, prefix, text, sink, meter, new_lane, admission, max_gap_s)
+    loan_s = _number(spec.settings, "loan_s", LOAN_S)
+    scheduler = Scheduler(model, prefix, text, sink, meter, new_lane, admission, max_gap_s, loan_s)
     loaded = Loaded(
         context=context_of(spec, text),
         weights_bytes=model.weights_bytes,

@@ -1,0 +1,82 @@
+"""How much KV this worker asks the supervisor for beyond its assignment, and when it gives that back.
+
+A need that is above the grant is said once, and again when it grows or after a while; what was lent and not needed for some
+time goes back. Lives on the engine thread; must not know sequences or lanes.
+"""
+
+from typing import Protocol
+
+from worker.admission import Admission
+
+ASK_AGAIN_S = 5.0
+ANSWER_S = 0.5
+"""An answer takes a millisecond; a supervisor that has not spoken by then has other troubles."""
+LOAN_S = 30.0
+"""Agents pause between two turns: what they needed a moment ago they will likely need again."""
+LOOK_EVERY_S = 0.25
+
+
+class Say(Protocol):
+    def __call__(self, kv_bytes: int) -> None: ...
+
+
+class Appetite:
+    def __init__(self, admission: Admission, say: Say, loan_s: float = LOAN_S) -> None:
+        self._admission = admission
+        self._say = say
+        self._loan_s = loan_s
+        self._assigned_bytes = admission.granted_bytes
+        self._asked_bytes = 0
+        self._asked_at = 0.0
+        self._awaits = False
+        self._spare_since: float | None = None
+        self._most_bytes = 0
+        """Needed since then."""
+        self._looked_at = 0.0
+
+    @property
+    def has_loan(self) -> bool:
+        return self._admission.granted_bytes > self._assigned_bytes
+
+    def ask(self, needed_bytes: int, now: float) -> None:
+        if needed_bytes > self._asked_bytes or now - self._asked_at > ASK_AGAIN_S:
+            self._asked_bytes, self._asked_at, self._awaits = needed_bytes, now, True
+            self._say(needed_bytes)
+
+    def granted(self, kv_bytes: int) -> None:
+        if kv_bytes > self._admission.granted_bytes:
+            self._asked_bytes = 0
+        self._admission.granted_bytes = kv_bytes
+        self._awaits = False
+
+    def awaits_answer(self, now: float) -> bool:
+        """More may be granted at any moment: nobody need be put aside yet."""
+        return self._awaits and now - self._asked_at < ANSWER_S
+
+    def is_due(self, now: float) -> bool:
+        """To be asked before `settle`: what is needed is not worth summing up at every step."""
+        return self.has_loan and now - self._looked_at >= LOOK_EVERY_S
+
+    def settle(self, needed_bytes: int, now: float) -> bool:
+        """Gives back what was not needed for `loan_s`; whether it did."""
+        self._looked_at = now
+        if needed_bytes >= self._admission.granted_bytes:
+            self._spare_since = None
+            return False
+        if self._spare_since is None:
+            self._spare_since, self._most_bytes = now, 0
+        self._most_bytes = max(self._most_bytes, needed_bytes)
+        if now - self._spare_since < self._loan_s:
+            return False
+        self._spare_since, self._asked_bytes = None, 0
+        # Not used from now on, whenever the answer comes: the charge is lowered when this is heard.
+        self._admission.granted_bytes = max(self._assigned_bytes, self._most_bytes)
+        self._say(self._admission.granted_bytes)
+        return True
+
+    def patience_s(self, now: float) -> float | None:
+        """How long an idle engine may sleep before `settle` is due; None for ever."""
+        if not self.has_loan:
+            return None
+        since = now if self._spare_since is None else self._spare_since
+        return max(LOOK_EVERY_S, since + self._loan_s - now)
