@@ -138,7 +138,10 @@ class Admin:
 
     def _restart(self, who: bytes, call: Call) -> None:
         """A model's process finishes its requests first, and what waits is served by the new one."""
-        name = str(call.args.get("name", ""))
+        name = str(call.args.get("name") or "")
+        if not name:
+            self._restart_server(who, call)
+            return
         if name in self._supervisor.staff.attendants:
             self._operate.restart_attendant(who, call, name)
             return
@@ -147,6 +150,14 @@ class Admin:
         pinned = self._supervisor.slot_status(entry.id).pinned
         again = replace(call, verb="restart", args={"model": entry.id, "pin": pinned, "name": name})
         self._supervisor.happened(slots.UnloadRequested(entry.id, self._wait(who, again), False))
+
+    def _restart_server(self, who: bytes, call: Call) -> None:
+        """In place: same process, same port, and what the command line said still holds."""
+        try:
+            self._supervisor.restarting.ask()
+        except SettingsInvalid as e:
+            raise Refused("settings_invalid", "\n".join(e.problems)) from e
+        self.reply(who, call, {"pid": os.getpid()})
 
     def _pin(self, who: bytes, call: Call) -> None:
         model = self._entry(call).id

@@ -42,6 +42,7 @@ class ControlShell(Protocol):
 
     def from_gateway(self, gateway: str, message: FromGateway) -> None: ...
     def from_client(self, identity: bytes, message: Call | Watch) -> None: ...
+    def other_build(self, other: str) -> bool: ...
 
 
 class Control:
@@ -113,6 +114,7 @@ class Control:
         if hello.nonce != attendant.nonce:
             log.error("a process with a wrong nonce called itself %s; ignored", attendant.duty.name)
         elif (hello.v, hello.build) != (VERSION, build()):
+            self._shell.other_build(hello.build)
             attendant.refuse(f"this process is build {hello.build}, the supervisor {build()}: restart omlxd")
         else:
             attendant.greeted()

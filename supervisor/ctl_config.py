@@ -85,7 +85,7 @@ def set_(here: Home, key: str, value: str) -> None:
         raise CommandFailed(str(e)) from e
     outcome = here.either(lambda client: client.call("reload"), dict)
     restart = cast("list[str]", outcome.get("restart", []))
-    when = "takes effect when the server is started again" if key in restart else "is set"
+    when = "takes effect after: omlxctl restart" if key in restart else "is set"
     click.echo(f"{key} {when}")
     _warn_of_other_source(here, key)
 

@@ -1,27 +1,61 @@
-"""omlxctl's commands for an operator in trouble: restart one process, dump what all of them are doing."""
+"""omlxctl's commands for an operator in trouble: restart a process or all of them, dump what all of them are doing."""
+
+import time
+from typing import cast
 
 import click
 
 from supervisor import ctl_terminal as terminal
+from supervisor.client import NoAnswer, NotRunning
+from supervisor.ctl_exit import CommandFailed
 from supervisor.ctl_home import Home, pass_home
+
+BACK_S = 60.0
+"""The server's shutdown takes 25 s at most, its start 2 s."""
+LOOK_S = 0.1
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="the answer as JSON")
 @pass_home
-def restart(here: Home, name: str, as_json: bool) -> None:
-    """Start the process NAME again: a model, or gateway, text, janitor.
+def restart(here: Home, name: str | None, as_json: bool) -> None:
+    """Start the process NAME again: a model, or gateway, text, janitor; without NAME the whole server.
 
     A model finishes its running requests first, for 30 s at most; what comes meanwhile waits for the new process. The gateway
-    ends its streams with an error, and models stay loaded. The whole server: omlxctl stop, then serve or service start.
+    ends its streams with an error, and models stay loaded. The whole server restarts in place, with the command line it was
+    started with: streams end with an error, models are unloaded, port and process id stay, connections wait.
     """
-    with here.client() as client:
-        result = client.call("restart", {"name": name}, timeout_s=None)
+    result = _restart_server(here) if name is None else _restart_one(here, name)
     if as_json:
         return terminal.print_json(result)
-    click.echo(f"{name} is started again (pid {result.get('pid')})")
+    click.echo(f"{name or 'omlxd'} is started again (pid {result.get('pid')})")
     return None
+
+
+def _restart_one(here: Home, name: str) -> dict[str, object]:
+    with here.client() as client:
+        return client.call("restart", {"name": name}, timeout_s=None)
+
+
+def _restart_server(here: Home) -> dict[str, object]:
+    with here.client() as client:
+        before = client.call("status")["started"]
+        client.call("restart")
+    deadline = time.monotonic() + BACK_S
+    while time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        try:
+            with here.client() as client:
+                status = client.call("status")
+        except NoAnswer:
+            continue  # it is between its two lives
+        except NotRunning as e:
+            raise CommandFailed("omlxd has ended and did not come back; for why see: omlxctl logs omlxd") from e
+        children = cast("list[dict[str, object]]", status["children"])
+        if status["started"] != before and all(child["state"] == "running" for child in children):
+            return {"pid": status["pid"], "version": status["version"], "host": status["host"], "port": status["port"]}
+    raise CommandFailed(f"omlxd did not come back within {BACK_S:.0f} s; see: omlxctl logs omlxd")
 
 
 @click.command()

@@ -95,6 +95,7 @@ def _show_status(result: dict[str, object], as_json: bool, print_json: Callable[
         {
             "server": f"omlxd {server.version} (pid {server.pid}), up {terminal.age(server.started)}",
             "address": f"http://{server.host}:{server.port}",
+            **({"state": f"restart needed: {server.restart_needed}"} if server.restart_needed else {}),
             "home": server.home,
             "memory": f"{terminal.size(server.charged_bytes)} of {terminal.size(server.budget_bytes)} given out; "
             f"{terminal.size(server.reserve_bytes)} is not for models; measured {terminal.size(server.measured_bytes)}",
@@ -166,7 +167,7 @@ def reload(here: Home, as_json: bool) -> None:
         return terminal.print_json(result)
     changed, restart = (cast("list[str]", result.get(key, [])) for key in ("changed", "restart"))
     for path in dict.fromkeys([*changed, *restart]):
-        click.echo(f"{path}: {'takes effect when the server is started again' if path in restart else 'changed'}")
+        click.echo(f"{path}: {'takes effect after: omlxctl restart' if path in restart else 'changed'}")
     if not changed and not restart:
         click.echo("nothing changed")
     return None

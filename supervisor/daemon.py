@@ -7,13 +7,15 @@ import socket
 import sys
 from typing import cast
 
-from supervisor import ipc
+from supervisor import handover, ipc
 from supervisor.build import build
 from supervisor.census import end_survivors
+from supervisor.handover import Handover
 from supervisor.http_port import AddressUnusable, PortTaken, bind
 from supervisor.instance import AlreadyRunning, InstanceLock
 from supervisor.logs import BookHandler, LogBook
 from supervisor.paths import HomeUnusable, Paths, paths_of, prepare
+from supervisor.restarting import Again, End
 from supervisor.settings import Settings
 from supervisor.settings_load import Loaded
 from supervisor.shell import Supervisor
@@ -32,35 +34,46 @@ def run(loaded: Loaded, *, as_service: bool = False) -> int:
     """
     os.umask(0o077)  # sockets, logs and KV blocks are for this user only
     paths = paths_of(loaded.home, loaded.settings)
+    left = handover.take()
     try:
         prepare(paths)
-        lock = InstanceLock(paths.lock)
+        lock = InstanceLock(paths.lock, left.lock_fd if left else None)
     except (HomeUnusable, ipc.PathTooLong, AlreadyRunning) as e:
         return _refuse(e, as_service)
     try:
-        return _run_locked(loaded, paths, as_service)
+        return _run_locked(loaded, paths, lock, left, as_service)
     except (PortTaken, AddressUnusable, ipc.BindFailed) as e:
         return _refuse(e, as_service)
     finally:
         lock.release()
 
 
-def _run_locked(loaded: Loaded, paths: Paths, as_service: bool) -> int:
+def _run_locked(loaded: Loaded, paths: Paths, lock: InstanceLock, left: Handover | None, as_service: bool) -> int:
     survivors = end_survivors(paths.children)  # before the port is bound: a stuck gateway of a killed server holds it
-    listener = bind(loaded.settings.server.host, loaded.settings.server.port)
+    server = loaded.settings.server
+    listener = bind(server.host, server.port, left.listener_fd if left else None)
     try:
         book = _start_logging(loaded.settings, paths, as_service)
         for pid in survivors:
             log.warning("process %d had outlived the server that started it and was killed", pid)
         host, port = cast("tuple[str, int]", listener.getsockname()[:2])
         log.info("omlxd %s on http://%s:%d, home %s", build(), host, port, paths.home)
-        return asyncio.run(_serve(loaded, paths, listener, book))
+        end = asyncio.run(_serve(loaded, paths, listener, book, left))
+        return _again(end.again, lock, listener) if end.again is not None else end.exit_code
     finally:
         listener.close()
 
 
-async def _serve(loaded: Loaded, paths: Paths, listener: socket.socket, book: LogBook) -> int:
-    return await Supervisor(loaded, paths, listener, book).serve()
+def _again(again: Again, lock: InstanceLock, listener: socket.socket) -> int:
+    try:
+        handover.exec_again(Handover(lock.fd, listener.fileno(), again.build))
+    except OSError as e:
+        sys.stderr.write(f"omlxd: {sys.executable} could not be started again: {e}\n")
+    return 1
+
+
+async def _serve(loaded: Loaded, paths: Paths, listener: socket.socket, book: LogBook, left: Handover | None) -> End:
+    return await Supervisor(loaded, paths, listener, book, left.build if left else None).serve()
 
 
 def _refuse(reason: Exception, as_service: bool) -> int:

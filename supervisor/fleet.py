@@ -69,6 +69,7 @@ class FleetShell(Protocol):
     def assignment(self, model: str, gen: int) -> Assign | None: ...
     def free_bytes(self) -> int: ...
     def book(self, name: str) -> LogBook: ...
+    def other_build(self, other: str, model: str | None = None, gen: int = 0) -> bool: ...
     def explained(self, worker: bytes, message: Explained) -> None: ...
 
 
@@ -194,6 +195,8 @@ class Fleet:
             log.error("%s: a process with a wrong nonce said hello; ignored", worker.model)
             return
         if (hello.v, hello.build) != (VERSION, build()):
+            if self._shell.other_build(hello.build, worker.model, worker.gen):
+                return
             message = f"this worker is build {hello.build}, the supervisor {build()}: restart omlxd"
             self._shell.happened(slots.WorkerFault(worker.model, worker.gen, Code.VERSION_MISMATCH, message, True))
             worker.child.kill()

@@ -25,14 +25,18 @@ class AddressUnusable(Exception):
     """The host does not resolve or is not an address of this machine."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Raises `PortTaken` or `AddressUnusable`."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as e:
-        raise AddressUnusable(f"{host} cannot be listened on: {e.strerror}") from e
-    # A name may stand for both: clients that are told 127.0.0.1 must reach "localhost".
-    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+def bind(host: str, port: int, inherited: int | None = None) -> socket.socket:
+    """`inherited` is the listener of this process's life before; it is kept while it is the one that is wanted.
+
+    Raises `PortTaken` or `AddressUnusable`.
+    """
+    family, address = _resolved(host, port)
+    if inherited is not None:
+        kept = socket.socket(fileno=inherited)
+        name = cast("tuple[str, int]", kept.getsockname()[:2])
+        if kept.family == family and name[0] == address[0] and port in (0, name[1]):
+            return kept
+        kept.close()
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -45,6 +49,16 @@ def bind(host: str, port: int) -> socket.socket:
         raise AddressUnusable(f"{host}:{port} cannot be listened on: {e.strerror}") from e
     listener.setblocking(False)
     return listener
+
+
+def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as e:
+        raise AddressUnusable(f"{host} cannot be listened on: {e.strerror}") from e
+    # A name may stand for both: clients that are told 127.0.0.1 must reach "localhost".
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, cast("tuple[str, int]", address)
 
 
 def _holder(port: int) -> tuple[int, str] | None:

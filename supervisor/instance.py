@@ -20,8 +20,13 @@ class AlreadyRunning(Exception):
 class InstanceLock:
     """An exclusive flock with the holder's pid inside. The kernel lets go of it when the process ends, however it ends."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises `AlreadyRunning`."""
+    def __init__(self, path: Path, inherited: int | None = None) -> None:
+        """`inherited` is the descriptor of this process's life before, if it holds that lock. Raises `AlreadyRunning`."""
+        if inherited is not None:
+            if _is_file(inherited, path):
+                self._fd = inherited
+                return
+            os.close(inherited)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + LOOKERS_S
         while not _locked(self._fd, fcntl.LOCK_EX):
@@ -32,6 +37,10 @@ class InstanceLock:
             time.sleep(0.001)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    @property
+    def fd(self) -> int:
+        return self._fd
 
     def release(self) -> None:
         os.ftruncate(self._fd, 0)
@@ -48,6 +57,13 @@ def running_pid(path: Path) -> int | None:
         return None if _locked(fd, fcntl.LOCK_SH) else _pid_in(fd)
     finally:
         os.close(fd)
+
+
+def _is_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except OSError:
+        return False
 
 
 def _locked(fd: int, how: int) -> bool:

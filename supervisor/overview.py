@@ -39,6 +39,7 @@ class Overview:
             models=[self._model(entry.id, views.get(entry.id)) for entry in supervisor.roster.catalog.models],
             children=supervisor.staff.status(),
             warnings=supervisor.all_warnings(),
+            restart_needed=supervisor.restarting.needed,
         )
 
     def model(self, model: str) -> SlotStatus:

@@ -258,6 +258,8 @@ class ServerStatus(Part, frozen=True, kw_only=True):
     models: list[SlotStatus] = []
     children: list[ChildStatus] = []
     warnings: list[str] = []
+    restart_needed: str = ""
+    """Why the server is about to start again in place; nothing is loaded until then."""
 
 
 # ------------------------------------------------------------------ control.sock: workers, gateways → supervisor

@@ -43,6 +43,7 @@ from supervisor.protocol import (
     Snapshot,
     Watch,
 )
+from supervisor.restarting import End, Restarting
 from supervisor.roster import Roster, read_roster
 from supervisor.settings import Settings
 from supervisor.settings_load import Loaded, SettingsInvalid
@@ -61,8 +62,13 @@ PRELOAD = "preload/"
 
 
 class Supervisor:
-    def __init__(self, loaded: Loaded, paths: Paths, listener: socket.socket, book: LogBook) -> None:
-        """Binds the control socket. Raises `ipc.BindFailed`, or `SettingsInvalid` for names that mean two models."""
+    def __init__(
+        self, loaded: Loaded, paths: Paths, listener: socket.socket, book: LogBook, tried_build: str | None = None
+    ) -> None:
+        """Binds the control socket; `tried_build` is what this server was started again for.
+
+        Raises `ipc.BindFailed`, or `SettingsInvalid` for names that mean two models.
+        """
         self.loaded = loaded
         self.paths = paths
         self.warnings = [*loaded.warnings, *filter(None, [hardware.slow_path_warning()])]
@@ -74,6 +80,7 @@ class Supervisor:
             raise SettingsInvalid(problems)
         scheduler = loaded.settings.scheduler
         limits = slots.Policy(self.budget_bytes, scheduler.max_queue, scheduler.max_concurrent_total)
+        self.restarting = Restarting(self, tried_build)
         self.machine = Machine(policy.timers(loaded.settings), limits)
         self.census = Census(paths.children)
         self.books = {"omlxd": book}
@@ -98,8 +105,8 @@ class Supervisor:
 
     # Life
 
-    async def serve(self) -> int:
-        """Runs until asked to stop; returns the exit code."""
+    async def serve(self) -> End:
+        """Runs until asked to stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.leave)
@@ -116,7 +123,7 @@ class Supervisor:
             for task in background:
                 task.cancel()
             await self._shut_down()
-        return self._exit_code
+        return End(self._exit_code, self.restarting.again)
 
     def _hung_up(self, had_terminal: bool) -> None:
         """SIGHUP asks a server to read its settings again, and tells one in a terminal that this was closed."""
@@ -191,6 +198,14 @@ class Supervisor:
             self._set_timer()
         if self.machine.stopped:
             self._machine_stopped.set()
+        self.restarting.look()
+
+    @property
+    def quiet(self) -> bool:
+        return self.machine.quiet
+
+    def other_build(self, other: str, model: str | None = None, gen: int = 0) -> bool:
+        return self.restarting.other_build(other, model, gen)
 
     def next_deadline_in_s(self) -> float | None:
         deadline = self.machine.next_deadline()
@@ -301,7 +316,7 @@ class Supervisor:
 
     def all_warnings(self) -> list[str]:
         """Those of the start and those of the moment."""
-        return [*self.warnings, *self.roster.clashes(), *self.store.warnings()]
+        return [*self.restarting.warnings(), *self.warnings, *self.roster.clashes(), *self.store.warnings()]
 
     def slot_status(self, model: str) -> SlotStatus:
         return self.overview.model(model)

@@ -30,6 +30,7 @@ from supervisor.slot_events import (
     SlotEvent,
     SlotState,
     SlotView,
+    SpawnsHeld,
     Tick,
     Timers,
     UnloadRequested,
@@ -58,6 +59,16 @@ class Machine:
     @property
     def stopped(self) -> bool:
         return self._board.shutting_down and all(slot.worker is None for slot in self._board.slots.values())
+
+    @property
+    def demand(self) -> int:
+        """Requests that run or wait."""
+        return self._board.leases + len(self._board.line)
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing runs, waits or loads."""
+        return self.demand == 0 and not any(slot.loading for slot in self._board.slots.values())
 
     def view(self) -> tuple[SlotView, ...]:
         return tuple(self._board.view(slot) for slot in self._board.slots.values())
@@ -125,6 +136,8 @@ class Machine:
                 self._reset(event)
             case Tick():
                 pass
+            case SpawnsHeld():
+                self._hold(event)
             case Shutdown():
                 self._shut_down()
             case _:
@@ -243,6 +256,13 @@ class Machine:
             for lease in tuple(slot.worker.leases.values()) if slot.worker else ():
                 if lease.gateway == gateway:
                     board.release(lease.lease, ok=False)
+
+    def _hold(self, event: SpawnsHeld) -> None:
+        board = self._board
+        board.held = event.reason
+        slot = board.slots.get(event.model) if event.model is not None else None
+        if slot is not None and slot.worker is not None and slot.worker.gen == event.gen and slot.loading:
+            slot_worker.stop(board, slot, slot.worker, "another build")
 
     # Calls
 

@@ -38,6 +38,8 @@ class Board:
         self._lease_model: dict[str, str] = {}
         self._rid_lease: dict[str, str] = {}
         self.shutting_down = False
+        self.held = ""
+        """Why nothing is spawned any more."""
         self.effects: list[Effect] = []
         self._seq = 0
 

@@ -203,13 +203,22 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class SpawnsHeld:
+    """No worker is started any more, and one of another build (`model`, `gen`) is not let in: the server is to start again."""
+
+    reason: str
+    model: str | None
+    gen: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     pass
 
 
 WorkerEvent = WorkerHello | WorkerProgress | WorkerReady | WorkerBeat | WorkerMeasured | WorkerLent | WorkerFault | WorkerExited
 CallEvent = LoadRequested | UnloadRequested | PinRequested | ResetRequested
-SlotEvent = ModelsChanged | Acquire | Abandon | Release | CallEvent | WorkerEvent | GatewayLost | Tick | Shutdown
+SlotEvent = ModelsChanged | Acquire | Abandon | Release | CallEvent | WorkerEvent | GatewayLost | Tick | SpawnsHeld | Shutdown
 
 
 # Effects

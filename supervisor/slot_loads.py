@@ -17,6 +17,7 @@ from supervisor.slot_poison import Verdict
 from supervisor.slot_record import Slot, Worker
 
 FAIR = "fair"
+HELD_RETRY_S = 2.0  # a start takes about as long
 POISON_MESSAGE = "this request ended its worker more than once, the last time with no other request on it"
 
 
@@ -110,6 +111,9 @@ def _head(board: Board) -> tuple[Slot, float] | None:
 
 
 def _load_next(board: Board) -> None:
+    if board.held:
+        _turn_away(board)
+        return
     if any(slot.loading for slot in board.slots.values()):
         return
     while (head := _head(board)) is not None:
@@ -120,6 +124,13 @@ def _load_next(board: Board) -> None:
             return
         board.end_demand(slot, "model_too_large", refused)
         board.enter(slot, SlotState.IDLE, "too large")
+
+
+def _turn_away(board: Board) -> None:
+    for slot in board.slots.values():
+        if slot.state is SlotState.QUEUED:
+            board.end_demand(slot, "shutting_down", board.held, HELD_RETRY_S)
+            board.enter(slot, SlotState.IDLE, "restart needed")
 
 
 def _load_or_make_room(board: Board, slot: Slot, since: float) -> None:

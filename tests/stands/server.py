@@ -37,6 +37,8 @@ class Server:
             (home / "settings.json").write_text(json.dumps(settings))
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
+        self.variables: dict[str, str] = {}
+        """What its environment holds besides."""
 
     # Life
 
@@ -62,7 +64,7 @@ class Server:
 
     def env(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("OMLX_")}
-        return {**kept, "OMLX_HOME": str(self.home), "OMLX_PORT": "0"}
+        return {**kept, "OMLX_HOME": str(self.home), "OMLX_PORT": "0", **self.variables}
 
     def said(self) -> str:
         return self.output.read_text(errors="replace")

@@ -109,7 +109,7 @@ def test_reload_says_what_changed_and_what_needs_a_restart(shell: Shell, server:
     server.answers("reload", {"changed": ["sampling.top_k", "server.port"], "restart": ["server.port"]})
     ran = shell("reload")
     assert "sampling.top_k: changed" in ran.out
-    assert "server.port: takes effect when the server is started again" in ran.out
+    assert "server.port: takes effect after: omlxctl restart" in ran.out
     server.answers("reload", {"changed": [], "restart": []})
     assert "nothing changed" in shell("reload").out
 

@@ -18,6 +18,7 @@ from supervisor.slot_events import (
     Rejected,
     SlotState,
     Spawn,
+    SpawnsHeld,
     Terminate,
     Tick,
     UnloadRequested,
@@ -236,3 +237,23 @@ def test_a_silent_worker_is_lost_on_time_while_the_machine_runs() -> None:
     stage.wait(stage.timers.beat_lost_s - 2)
     assert stage.state("a") is SlotState.READY
     assert only(stage.wait(3), Kill)
+
+
+def test_once_spawns_are_held_what_would_need_one_is_turned_away_and_what_runs_goes_on() -> None:
+    stage = Stage([ModelCost("a", 4), ModelCost("b", 4)])
+    stage.ready_model("a")
+    stage.acquire("r1", "a")
+    stage.acquire("r2", "b")
+    assert stage.state("b") is SlotState.SPAWNING
+    held = stage.do(SpawnsHeld("newer", "b", 1))
+    assert one(held, Terminate).model == "b" and not stage.machine.quiet
+    turned_away = one(stage.exit("b", signal=15), Rejected)
+    assert (turned_away.rid, turned_away.code, turned_away.message) == ("r2", "shutting_down", "newer")
+    assert stage.slot("b").restarts == 0, "it is no crash"
+    assert one(stage.acquire("r3", "b"), Rejected).code == "shutting_down"
+    assert one(stage.do(LoadRequested("b", "c1")), CallDone).message == "newer"
+    assert one(stage.acquire("r4", "a"), Granted).rid == "r4"
+    stage.release("r1")
+    assert not stage.machine.quiet
+    stage.release("r4")
+    assert stage.machine.quiet and not only(stage.wait(1000), Spawn)

@@ -178,3 +178,26 @@ def test_the_limit_of_every_control_group_around_us_counts(tmp_path: Path) -> No
 
 def test_ram_is_never_more_than_there_is() -> None:
     assert 0 < hardware.total_ram_bytes() <= psutil.virtual_memory().total
+
+
+def test_a_listener_of_the_life_before_is_kept_only_while_it_is_the_one_that_is_wanted() -> None:
+    first = bind("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    kept = bind("127.0.0.1", port, inherited=os.dup(first.fileno()))
+    assert kept.getsockname() == first.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        free = held.getsockname()[1]
+    moved = bind("127.0.0.1", free, inherited=kept.detach())
+    assert moved.getsockname()[1] == free
+    first.close()
+    moved.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_a_lock_of_the_life_before_holds_on_and_one_of_another_directory_is_let_go(tmp_path: Path) -> None:
+    first = InstanceLock(tmp_path / "a.lock")
+    assert InstanceLock(tmp_path / "a.lock", inherited=first.fd).fd == first.fd
+    moved = InstanceLock(tmp_path / "b.lock", inherited=first.fd)
+    assert running_pid(tmp_path / "a.lock") is None and running_pid(tmp_path / "b.lock") == os.getpid()
+    moved.release()

@@ -81,6 +81,9 @@ def test_a_service_serves_comes_back_after_a_crash_and_stays_down_when_asked_to_
     assert mac.server.chat("tiny", "hello", max_tokens=4).status == 200
     first = mac.job.pid
     assert first == mac.server.status()["pid"]
+    mac.server.ctl("restart")
+    assert (mac.job.pid, mac.job.exits) == (first, []), "launchd sees nothing of a restart in place"
+    assert mac.server.chat("tiny", "hello", max_tokens=4).status == 200
 
     os.kill(first, signal.SIGKILL)
     mac.server.wait_for(lambda: mac.job.exits, 5, "launchd sees its end")

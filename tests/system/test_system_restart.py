@@ -1,0 +1,121 @@
+"""The whole server started again in place: by hand, and by itself after an upgrade under it."""
+
+import json
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.stands.clients import Streamed, stream
+from tests.stands.server import Server, home_with, running
+
+UPGRADED = "9.9.9"
+
+
+class Knocking:
+    """Opens one connection after the other, each with a request, and counts those that found nobody."""
+
+    def __init__(self, port: int) -> None:
+        self.refused: list[OSError] = []
+        self.answered = 0
+        self._port = port
+        self._leave = threading.Event()
+        self._thread = threading.Thread(target=self._knock, daemon=True)
+
+    def __enter__(self) -> "Knocking":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.set()
+        self._thread.join(30)
+
+    def _knock(self) -> None:
+        while not self._leave.wait(0.02):
+            try:
+                link = socket.create_connection(("127.0.0.1", self._port), timeout=20)
+            except OSError as e:
+                self.refused.append(e)
+                continue
+            try:
+                link.sendall(b"GET /health HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+                self.answered += b" 200 " in link.recv(64)
+            except OSError:
+                pass  # it was on the old gateway's hands
+            finally:
+                link.close()
+
+
+def test_the_server_starts_again_in_place_with_its_flags_and_no_connection_finds_the_port_closed(tiny: Path) -> None:
+    with running({"tiny": tiny}, args=("--ttl", "1234", "tiny")) as server:
+        before, port, worker = server.status(), server.port, server.pid_of("tiny")
+        (server.home / "settings.json").write_text(json.dumps({"timers": {"stop_s": 7}}))
+        with Knocking(port) as knocking:
+            done = server.ctl("restart")
+            assert done.stdout == f"omlxd is started again (pid {before['pid']})\n"
+            server.wait_for(lambda: server.get("/health").status == 200, 10, "it serves")
+        assert not knocking.refused and knocking.answered > 0
+        after = server.status()
+        assert (after["pid"], after["port"]) == (before["pid"], port) and after["started"] > before["started"]
+        server.wait_for(lambda: server.model("tiny")["state"] == "ready", 20, "what the command line preloads is loaded")
+        assert server.pid_of("tiny") != worker
+        assert server.chat("tiny", "hello", max_tokens=2).status == 200
+        shown = json.loads(server.ctl("config", "show", "--json").stdout)
+        assert (shown["values"]["model.ttl_s"], shown["values"]["timers.stop_s"]) == (1234, 7)
+        assert server.ctl("serve", check=False).returncode == 1, "the lock is held all the time"
+        assert server.stop() == 0
+
+
+def test_a_restart_into_wrong_settings_is_refused_and_the_server_goes_on(small: Server) -> None:
+    (small.home / "settings.json").write_text('{"server": {"prot": 1}}')
+    done = small.ctl("restart", check=False)
+    assert done.returncode == 2 and "server.prot" in done.stderr
+    assert small.get("/health").status == 200
+
+
+def test_after_an_upgrade_nothing_is_loaded_and_with_the_last_answer_the_new_server_takes_over(
+    tiny: Path, tmp_path: Path
+) -> None:
+    shadow = tmp_path / "site"
+    shadow.mkdir()
+    path = os.pathsep.join([str(shadow), os.environ.get("PYTHONPATH", "")])
+    with home_with({"tiny": tiny, "other": tiny}) as home, ThreadPoolExecutor(1) as pool:
+        server = Server(home)
+        server.variables["PYTHONPATH"] = path
+        server.start()
+        try:
+            server.ctl("load", "tiny")
+            before = server.status()
+            _install(shadow)
+            streamed = Streamed()
+            ended = pool.submit(stream, server, "tiny", 1200, streamed)
+            server.wait_for(lambda: streamed.tokens, 20, "the stream has begun")
+            refused = server.chat("other", "hello", max_tokens=2)
+            assert (refused.status, refused.error["code"]) == (503, "shutting_down"), refused
+            assert refused.headers["Retry-After"] == "2" and UPGRADED in refused.error["message"]
+            assert any("restart needed" in warning for warning in server.get("/api/status").json()["warnings"])
+            assert UPGRADED in server.ctl("status").stdout.split("restart needed: ")[1]
+            assert not ended.done()
+            assert ended.result(60).done and streamed.error is None
+            server.wait_for(lambda: _version(server) == UPGRADED, 30, "the new one has taken over")
+            after = server.status()
+            assert (after["pid"], after["port"], after["restart_needed"]) == (before["pid"], before["port"], "")
+            server.wait_for(lambda: server.get("/health").json()["version"] == UPGRADED, 20, "its gateway serves")
+            assert server.chat("other", "hello", max_tokens=2).status == 200
+        finally:
+            server.stop()
+
+
+def _install(site: Path) -> None:
+    """What an upgrade leaves of it that a process can see: the metadata of another version, found first."""
+    info = site / f"omlxd-{UPGRADED}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: omlxd\nVersion: {UPGRADED}\n")
+    time.sleep(0.01)
+
+
+def _version(server: Server) -> object:
+    done = server.ctl("status", "--json", check=False)
+    return json.loads(done.stdout)["version"] if done.returncode == 0 else None
