@@ -378,14 +378,14 @@ class Bye(Message, frozen=True, kw_only=True):
 
 
 class Trim(Message, frozen=True, kw_only=True):
-    """s→w: give memory back: soft, of the RAM tier; hard, all of that, then KV of answers that are put aside, but for the last
-    one; critical, that one, too. Nothing takes its place for a while.
+    """s→w: give memory back: soft, of the RAM tier; hard, all of that, then KV of running answers, which are put aside, but for
+    the last one; critical, all KV. Nothing takes its place for a while.
     """
 
     KIND = "trim"
     level: Literal["soft", "hard", "critical"]
     target_bytes: int = 0
-    """As much as that; for critical 0 means all there is."""
+    """As much as that. 0: for hard, what is cached and one answer's KV."""
 
 
 class Explain(Message, frozen=True, kw_only=True):

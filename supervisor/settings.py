@@ -140,6 +140,14 @@ class SchedulerSettings:
         applies="load",
         flag=None,
     )
+    kv_loan_s: float = _leaf(
+        30.0,
+        "seconds after which KV memory that was lent to a model and is not needed any more is given back",
+        real(0.1, YEAR_S),
+        applies="load",
+        flag=None,
+        env=None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from worker.sequence import Sequence
 _log = logging.getLogger(__name__)
 MAX_PARKS = 3
 """Nobody is put aside more often, unless memory is critical: each time costs it the line and part of a block."""
-HOLD_S = 10.0
-"""So long after a demand for memory its room is not filled again. As often the supervisor measures."""
+HOLD_S = 15.0
+"""So long after a demand for memory its room is not filled again: while memory is short the supervisor asks every 10 s."""
 LOOK_EVERY_ROUNDS = 16
 """A row grows by one token a round, a lane by 256 at a time."""
 
@@ -58,13 +58,13 @@ class Parking:
         self._admission.is_shut = False
 
     def press(self, wanted_bytes: int, now: float, *, is_critical: bool) -> None:
-        """The system is short of memory: parks until the lanes hold so much less.
+        """The system is short of memory: parks until the lanes hold so much less, all of them when it is critical.
 
-        Without a number a critical one wants all. The last running answer goes on unless it is critical.
+        The last running answer goes on unless it is.
         """
         self._arrivals.put_back()
         before_bytes = self._lanes.cache_bytes
-        left_bytes = before_bytes - wanted_bytes if wanted_bytes or not is_critical else 0
+        left_bytes = 0 if is_critical else before_bytes - wanted_bytes
         parked = 0
         while self._lanes.cache_bytes > left_bytes and (victim := self._victim(is_critical=is_critical)) is not None:
             self._put_aside([victim], "memory is critical" if is_critical else "memory is short")

@@ -167,7 +167,8 @@ class Scheduler:
             self.prefix.hot.free(trim.target_bytes if trim.level == "soft" else freed_bytes)
             freed_bytes -= self.prefix.hot.bytes
         if trim.level != "soft":
-            wanted_bytes = max(0, trim.target_bytes - freed_bytes)
+            # Without a number one answer each time: what is cached fills up again by itself.
+            wanted_bytes = max(0, trim.target_bytes - freed_bytes) if trim.target_bytes else 1
             self._parking.press(wanted_bytes, time.monotonic(), is_critical=trim.level == "critical")
         mx.clear_cache()
 

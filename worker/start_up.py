@@ -69,7 +69,7 @@ def bring_up(
     _run_once(new_lane(), model)
     progress("warm", 1, 1)
     max_gap_s = _number(spec.settings, "max_gap_ms", MAX_GAP_MS) / 1000
-    loan_s = _number(spec.settings, "loan_s", LOAN_S)
+    loan_s = _number(spec.settings, "kv_loan_s", LOAN_S)
     scheduler = Scheduler(model, prefix, text, sink, meter, new_lane, admission, max_gap_s, loan_s)
     loaded = Loaded(
         context=context_of(spec, text),

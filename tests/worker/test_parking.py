@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -291,6 +292,22 @@ def test_room_that_was_made_is_not_filled_at_once(model: Path, monkeypatch: pyte
     assert ends[0] == "first"
 
 
+def test_a_demand_without_a_number_takes_what_is_cached_and_one_answer_at_a_time(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(model, tmp_path / "store") as e:
+        gate = Gate(monkeypatch)
+        answers = [e.submit(f"r{i}", prompt(40, i), 40) for i in range(3)]
+        gate.let(10)
+        left: list[int] = []
+        for _ in range(4):
+            e.engine.trim("hard", 0)
+            gate.let(1)
+            left.append(len(e.sink.steps[-1]))
+        finish(e, gate, *answers)
+    assert left == [2, 1, 1, 1]
+
+
 def test_a_grant_that_shrinks_parks_what_does_not_fit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row_bytes = 2 * 512 * PER_TOKEN
     with running(model, kv_bytes=4 * row_bytes) as e:
@@ -390,3 +407,33 @@ def test_a_parked_answer_can_be_cancelled_and_its_blocks_stay(
         beat = e.engine.beat()
         assert (beat.running, beat.waiting, beat.parked, beat.kv_bytes) == (0, 0, 0, 0)
         assert e.ask("after", [*prompt(90, 2), *said, 7], 1).cached >= (90 + len(said)) // BLOCK * BLOCK - BLOCK
+
+
+# ---------------------------------------------------------------------- what is lent
+
+
+def test_what_was_lent_goes_back_when_it_was_not_needed_for_a_while(model: Path) -> None:
+    claim_bytes = 2 * 1280 * PER_TOKEN
+    with running(model, kv_bytes=claim_bytes, settings={"kv_loan_s": 0.4}) as e:
+        answers = [e.submit(f"r{i}", prompt(500, i), 500) for i in range(2)]
+        wait_until(lambda: e.sink.wanted)
+        e.engine.grant(Grant(kv_bytes=3 * claim_bytes))
+        assert all(answer.over.wait(60) for answer in answers)
+        wait_until(lambda: e.sink.wanted[-1] == claim_bytes)  # no less than what it was given to begin with
+        said = list(e.sink.wanted)
+        assert said == [2 * claim_bytes, 2 * claim_bytes, claim_bytes], "asked for once, given back twice"
+        e.engine.grant(Grant(kv_bytes=claim_bytes))
+        time.sleep(0.6)
+        assert e.sink.wanted == said
+        answers = [e.submit(f"s{i}", prompt(500, i), 500) for i in range(2)]
+        wait_until(lambda: len(e.sink.wanted) > len(said))  # it is not used any more until it is lent again
+        assert e.sink.wanted[-1] == 2 * claim_bytes
+        assert all(answer.over.wait(60) for answer in answers)
+    assert max(len(step) for step in e.sink.steps[-400:]) == 1
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
