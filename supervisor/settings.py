@@ -73,6 +73,9 @@ class ServerSettings:
     keepalive_s: float = _leaf(
         10.0, "seconds of silence after which a stream gets a keep-alive", real(0.1, 600), applies="live", flag=None
     )
+    stay_awake: bool = _leaf(
+        True, "keep the machine from falling asleep by itself while requests run or wait", switch, applies="live"
+    )
     run_dir: str | None = _leaf(
         None, "directory of the sockets (default: OMLX_HOME/run); paths of ipc sockets must be short", auto_or(text)
     )

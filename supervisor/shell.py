@@ -49,6 +49,7 @@ from supervisor.settings import Settings
 from supervisor.settings_load import Loaded, SettingsInvalid
 from supervisor.slot import Machine
 from supervisor.staff import Staff
+from supervisor.stay_awake import StayAwake
 from supervisor.store_keeper import StoreKeeper
 
 log = logging.getLogger("omlxd")
@@ -84,6 +85,7 @@ class Supervisor:
         self.machine = Machine(policy.timers(loaded.settings), limits)
         self.census = Census(paths.children)
         self.books = {"omlxd": book}
+        self.awake = StayAwake(self)
         self.feed = Feed(self.send)
         self.fleet = Fleet(self)
         self.explaining = Explaining(self)
@@ -145,6 +147,7 @@ class Supervisor:
         """Streams hear of it first, then the workers go, then the gateway; all within 25 s."""
         log.info("stopping")
         self.publish(EventKind.SERVER, {"state": "stopping"})
+        self.awake.let_go()
         self.staff.dismiss()
         self.happened(slots.Shutdown())
         with contextlib.suppress(TimeoutError):
@@ -198,6 +201,7 @@ class Supervisor:
             self._set_timer()
         if self.machine.stopped:
             self._machine_stopped.set()
+        self.awake.demand(self.machine.demand)
         self.restarting.look()
 
     @property

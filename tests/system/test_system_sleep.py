@@ -2,12 +2,16 @@
 
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+import pytest
+
 from tests.stands.clients import Streamed, stream
-from tests.stands.server import running
+from tests.stands.server import Server, home_with, running
 
 BEAT_LOST_S = 2.0
 
@@ -31,3 +35,27 @@ def test_a_supervisor_that_was_stopped_for_longer_than_heartbeats_may_be_missing
         time.sleep(BEAT_LOST_S)
         assert {name: server.pid_of(name) for name in before} == before
         assert "nothing could be heeded" in server.ctl("logs", "omlxd").stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on macOS it is caffeinate itself: docs/mac-checklist.md")
+def test_the_machine_may_not_fall_asleep_while_a_request_runs(tiny: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    stand_in = tmp_path / "systemd-inhibit"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {told}\nwhile [ "${{1#--}}" != "$1" ]; do shift; done\nexec "$@"\n')
+    stand_in.chmod(0o755)
+    with home_with({"tiny": tiny}) as home:
+        server = Server(home)
+        server.variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+        server.start()
+        try:
+            server.ctl("load", "tiny")
+            assert not told.exists(), "a loaded model alone keeps nobody awake"
+            assert server.chat("tiny", "hello", max_tokens=2).status == 200
+            server.wait_for(told.exists, 5, "the system is told")
+            assert "--what=idle --who=omlxd" in told.read_text()
+            holder = next(p for p in server.family() if p.name() == "tail")
+            server.kill()
+            psutil.wait_procs([holder], timeout=10)
+            assert not holder.is_running(), "it ends with the server, however that ends"
+        finally:
+            server.stop()
