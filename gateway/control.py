@@ -76,8 +76,9 @@ class Control:
         self._send(Watch(topics=list(TOPICS)))
         await self._fed
 
-    def acquire(self, rid: str, model: str, request_hash: str) -> None:
-        self._send(Acquire(rid=rid, model=model, request_hash=request_hash))
+    def acquire(self, rid: str, model: str, request_hash: str, priority: int, deadline_ms: int | None) -> None:
+        acquire = Acquire(rid=rid, model=model, request_hash=request_hash, priority=priority, deadline_ms=deadline_ms)
+        self._send(acquire)
 
     def abandon(self, rid: str) -> None:
         self._send(Abandon(rid=rid))

@@ -31,6 +31,8 @@ class Exchange:
     index: int
     request: GenerateRequest
     inbox: Inbox
+    began_at: float
+    """On the loop's clock."""
     stage: Stage = Stage.COUNTING
     attempt: int = 0
     granted: Granted | None = None
@@ -55,6 +57,11 @@ class Exchange:
     def tokens(self) -> int:
         """Of all choices."""
         return sum(self._tokens.values())
+
+    def left_ms(self, now: float) -> int | None:
+        """Until the request's deadline, if it has one; never less than nothing."""
+        deadline_s = self.request.deadline_s
+        return None if deadline_s is None else max(0, round((self.began_at + deadline_s - now) * 1000))
 
     @property
     def is_over(self) -> bool:

@@ -58,7 +58,7 @@ class Link:
 
     def start(self, name: str, index: int, request: GenerateRequest, inbox: Inbox) -> Exchange:
         """Sets a request going; everything that becomes of it arrives in `inbox` until `leave`."""
-        exchange = Exchange(name, index, request, inbox)
+        exchange = Exchange(name, index, request, inbox, self._loop.time())
         slot = self._control.feed.find(request.model)
         if self._closing:
             exchange.fail(_SHUTTING_DOWN)
@@ -128,7 +128,10 @@ class Link:
     def _acquire(self, exchange: Exchange) -> None:
         exchange.stage = Stage.ACQUIRING
         self._exchanges[exchange.rid] = exchange
-        self._control.acquire(exchange.rid, exchange.request.model, exchange.request.hash())
+        request = exchange.request
+        self._control.acquire(
+            exchange.rid, request.model, request.hash(), request.priority, exchange.left_ms(self._loop.time())
+        )
 
     def granted(self, message: Granted) -> None:
         exchange = self._exchanges.get(message.rid)
@@ -176,7 +179,13 @@ class Link:
         """Now if the worker has joined, else when it does."""
         epoch = self._workers.epoch
         try:
-            submit = exchange.request.submit(epoch=epoch, rid=exchange.rid, lease=granted.lease, defaults=granted.defaults)
+            submit = exchange.request.submit(
+                epoch=epoch,
+                rid=exchange.rid,
+                lease=granted.lease,
+                defaults=granted.defaults,
+                deadline_ms=exchange.left_ms(self._loop.time()),
+            )
         except msgspec.ValidationError as e:
             self._finish(exchange, Code.INTERNAL)
             exchange.fail(Failure(Code.INTERNAL, f"A default of model {granted.model!r} is wrong: {e}"))

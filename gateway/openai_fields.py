@@ -37,6 +37,7 @@ _SAMPLING = frozenset(
         *("temperature", "top_p", "top_k", "min_p"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("n", "logprobs", "min_tokens", "ignore_eos", "xtc_probability", "xtc_threshold"),
+        *("priority", "deadline_s"),
         *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     }
 )

@@ -37,6 +37,8 @@ MAX_CHOICES = 16
 """Each is a row of the batch or waits to be one: twice as many as run at once by default."""
 MAX_TOP_LOGPROBS = 20
 INT64 = 2**63
+MAX_DEADLINE_S = 86_400.0
+PRIORITIES = {"interactive": 1, "normal": 0, "batch": -1}
 
 
 class _Body(BaseModel):
@@ -76,6 +78,8 @@ class _Generation(_Body):
     guided_regex: Annotated[Format | None, PlainValidator(as_regex)] = None
     guided_choice: Annotated[Format | None, PlainValidator(as_choice)] = None
     guided_grammar: Annotated[Format | None, PlainValidator(as_grammar)] = None
+    priority: Literal["interactive", "normal", "batch"] | None = None
+    deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
 
     @model_validator(mode="after")
     def _one_format(self) -> Self:
@@ -197,6 +201,8 @@ class ChatRequest(_Generation):
             cache_salt=self.cache_salt,
             response_format=self.format,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            priority=PRIORITIES[self.priority or "normal"],
+            deadline_s=self.deadline_s,
         )
 
 
@@ -219,6 +225,8 @@ class CompletionRequest(_Generation):
                 response_format=self.format,
                 logprobs=self.logprobs,
                 echo=bool(self.echo),
+                priority=PRIORITIES[self.priority or "normal"],
+                deadline_s=self.deadline_s,
             )
             for prompt in self.prompt
         ]

@@ -30,6 +30,10 @@ class GenerateRequest:
     """As `Submit` has it."""
     logprobs: int | None = None
     echo: bool = False
+    priority: int = 0
+    """Larger goes first."""
+    deadline_s: float | None = None
+    """From its arrival: without an end by then it is ended."""
     probe: bool = False
     """Nothing is to be generated: how much of the prompt is cached?"""
 
@@ -45,8 +49,12 @@ class GenerateRequest:
         digest.update(_canonical.encode(self.prompt))
         return digest.hexdigest()
 
-    def submit(self, *, epoch: str, rid: str, lease: str, defaults: Mapping[str, object]) -> Submit:
-        """For the model's worker. The request's own fields win over `defaults`, which the supervisor has merged.
+    def submit(
+        self, *, epoch: str, rid: str, lease: str, defaults: Mapping[str, object], deadline_ms: int | None = None
+    ) -> Submit:
+        """For the model's worker; `deadline_ms` is what is left.
+
+        The request's own fields win over `defaults`, which the supervisor has merged.
 
         Raises:
             msgspec.ValidationError: a default has the wrong type.
@@ -58,6 +66,8 @@ class GenerateRequest:
             lease=lease,
             task="count" if self.probe else self.task,
             want=["cache"] if self.probe else [],
+            priority=self.priority,
+            deadline_ms=deadline_ms,
             prompt=self.prompt,
             sampling=_merged(self.sampling, under),
             max_tokens=_longest(self.max_tokens, under),

@@ -227,6 +227,20 @@ async def test_messages_reach_the_worker_as_the_template_needs_them(stand: Stand
     assert (submit.cache_salt, submit.max_tokens, submit.continue_final) == ("s", 5, False)
 
 
+async def test_how_urgent_it_is_and_until_when_is_told_to_supervisor_and_worker(stand: Stand) -> None:
+    await stand.start()
+    assert (await stand.chat(priority="interactive", deadline_s=60))[0] == 200
+    assert (await stand.chat(priority="batch"))[0] == 200
+    first, second = stand.worker.all(Submit)
+    assert (first.priority, second.priority, second.deadline_ms) == (1, -1, None)
+    assert first.deadline_ms is not None and 50_000 < first.deadline_ms <= 60_000
+    assert [acquire.priority for acquire in stand.supervisor.all(Acquire)] == [1, -1]
+    assert stand.supervisor.all(Acquire)[0].deadline_ms is not None
+    for wrong in ({"priority": 1}, {"priority": "high"}, {"deadline_s": 0}, {"deadline_s": "5"}):
+        status, body = await stand.chat(**wrong)
+        assert (status, body["error"]["param"]) == (400, *wrong)
+
+
 async def test_an_assistant_message_can_be_continued(stand: Stand) -> None:
     await stand.start()
     begun = [USER, {"role": "assistant", "content": "Once upon"}]
