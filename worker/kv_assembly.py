@@ -16,16 +16,29 @@ from worker.kv_leaves import LeafKind, arrays_of, fill_rows, leaves_of
 from worker.mlx_types import Cache, CacheLeaf
 
 _Rows = NDArray[np.generic]
+STEP_TOKENS = 256
+"""mlx_lm's caches grow by so many rows, and copy all they hold each time."""
+ROOM_TOKENS = 1024
+"""Beyond what is restored, at most."""
+
+
+def roomy(restored_tokens: int, prompt_tokens: int) -> int:
+    """How many tokens there should be room for."""
+    wanted = min(prompt_tokens, restored_tokens + ROOM_TOKENS) + 1
+    return -(-wanted // STEP_TOKENS) * STEP_TOKENS
 
 
 class Assembly:
+    """Rows of layers without a window go straight into the arrays that the batch will use, which are larger than what is
+    restored: the rest of the prompt and the answer's beginning find room there, and nothing is copied again."""
+
     def __init__(self, layout: Layout, capacity_tokens: int, block_tokens: int) -> None:
         self.tokens = 0
         self._layout = layout
         self._capacity_tokens = capacity_tokens
-        self._rows = {
-            g.name: np.empty(g.shape(capacity_tokens), DTYPES[g.dtype][1]) for g in layout.row_groups if g.window is None
-        }
+        self._rows: dict[tuple[int, int], mx.array] = {}
+        self._views: dict[tuple[int, int], _Rows] = {}
+        self._unallocated = [(group, member) for group in layout.row_groups if group.window is None for member in group.members]
         windows = [g.window for g in layout.row_groups if g.window is not None]
         # Where a missing snapshot may send us back, earlier windows must stay at hand; elsewhere the latest are enough.
         needed = None if layout.has_state else 1 + -(-max(windows, default=1) // block_tokens)
@@ -35,8 +48,22 @@ class Assembly:
         self._state: Mapping[str, Tensor] = {}
         self._done: dict[tuple[int, int], mx.array] = {}
         self._left: list[tuple[RowGroup | StateGroup, int]] = [
-            (group, i) for group in (*layout.row_groups, *layout.state_groups) for i in range(len(group.members))
+            (group, i)
+            for group in (*layout.row_groups, *layout.state_groups)
+            for i in range(len(group.members))
+            if isinstance(group, StateGroup) or group.window is not None
         ]
+
+    def allocate_one(self) -> bool:
+        """Makes room for one more array's rows; False when none is left. Nothing may be added before the last."""
+        if not self._unallocated:
+            return False
+        group, member = self._unallocated.pop()
+        self._rows[member] = array = mx.zeros((1, group.heads, self._capacity_tokens, group.dim), group.dtype)
+        if group.dim:
+            bits = array.view(mx.uint16) if group.dtype == mx.bfloat16 else array
+            self._views[member] = np.array(bits, copy=False)
+        return True
 
     def add(self, tensors: Mapping[str, Tensor], tokens: int) -> bool:
         """False, and nothing changed, when these are not rows of this layout."""
@@ -46,8 +73,8 @@ class Assembly:
             return False
         for group in groups:
             if group.window is None and group.dim:
-                rows = self._rows[group.name]
-                rows[:, :, :, self.tokens : end] = _array(tensors[group.name], group.dtype)
+                for member, rows in zip(group.members, _array(tensors[group.name], group.dtype), strict=True):
+                    self._views[member][:, :, self.tokens : end] = rows
         if self._has_windows:
             self._recent.append((end, tensors))
         self.tokens = end
@@ -71,7 +98,7 @@ class Assembly:
         self.tokens = tokens
 
     def convert_one(self) -> bool:
-        """Turns one more array into MLX's; False when none is left. Nothing may be added after the first."""
+        """Turns one more of the other arrays into MLX's; False when none is left. Nothing may be added after the first."""
         if not self._left:
             return False
         group, i = self._left.pop()
@@ -80,7 +107,9 @@ class Assembly:
         return True
 
     def cache(self, fresh: Cache) -> Cache:
-        """`fresh`, a new cache of the model, filled: to be handed to the batch."""
+        """`fresh`, a new cache of the model, filled: to be handed to the batch. Once."""
+        self._views.clear()  # an array that is looked at is copied when the batch writes to it
+        self._done |= self._rows
         for index, (described, (_, leaf)) in enumerate(zip(self._layout.leaves, leaves_of(fresh), strict=True)):
             if described.kind is LeafKind.STATE:
                 self._fill_state(index, leaf)
@@ -98,8 +127,7 @@ class Assembly:
     def _values(self, group: RowGroup | StateGroup, member: int) -> _Rows:
         if isinstance(group, StateGroup):
             return _array(self._state[group.name], group.dtype)[member]
-        if group.window is None:
-            return self._rows[group.name][member, :, :, : self.tokens]
+        assert group.window is not None, "the others are in place already"
         rows = np.empty((1, group.heads, min(self.tokens, group.window), group.dim), DTYPES[group.dtype][1])
         end = rows.shape[2]
         for _, tensors in reversed(self._recent):

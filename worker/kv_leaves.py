@@ -1,7 +1,7 @@
 """The leaves of a model's cache: what kinds there are, and where the latest rows lie in the arrays of a live one.
 
-The only file that knows mlx_lm's cache classes by name, those of one sequence and those of a batch, as found in mlx-lm 0.32.2.
-Must not know blocks or bytes.
+Knows mlx_lm's cache classes by name, those of one sequence and those of a batch, as found in mlx-lm 0.32.2; no other file does
+but `worker.lane_handover`. Must not know blocks or bytes.
 """
 
 from collections.abc import Iterator, Sequence

@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, GenerationBatch  # pyright: ignore[reportMissingTypeStubs]
 
 from worker.faults import LoadFailed
+from worker.lane_handover import OnePrompt, handed_over
 from worker.mlx_types import Cache, LanguageModel, Processor, Sampler
 
 UNLIMITED_TOKENS = 1 << 40
@@ -114,6 +115,8 @@ class Lane:
         )
         self._check_internals()
         self._generator._uid_count = first_uid  # pyright: ignore[reportPrivateUsage]  # see the module's docstring
+        prompt = cast("_Batch", OnePrompt.of(model, chunks.idle_tokens))
+        self._generator._prompt_batch = prompt  # pyright: ignore[reportPrivateUsage]  # see the module's docstring
 
     @property
     def rows(self) -> int:
@@ -153,7 +156,8 @@ class Lane:
         """
         segments = segments_of(prompt, cached_tokens, self.chunks, edge)
         prefix = list(prompt[:cached_tokens])  # penalties and grammars see only what they are told of
-        (uid,) = self._generator.insert_segments([segments], [UNLIMITED_TOKENS], [cache], [prefix], [sampler], [processors])
+        caches = [handed_over(cache)]
+        (uid,) = self._generator.insert_segments([segments], [UNLIMITED_TOKENS], caches, [prefix], [sampler], [processors])
         self._rows += 1
         return uid
 

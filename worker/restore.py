@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cachestore.block import Block, BlockId, Tensor
 from worker.chain import Chain
-from worker.kv_assembly import Assembly
+from worker.kv_assembly import Assembly, roomy
 from worker.mlx_types import Cache
 from worker.prefix import Found, PrefixCache, Tier
 
@@ -59,7 +59,9 @@ class Restore:
         if not capacity:
             self._note_branch(found, 0)
             return
-        self._assembly = assembly = Assembly(self._prefix.layout, capacity, self._block_tokens)
+        self._assembly = assembly = Assembly(self._prefix.layout, roomy(capacity, len(self._prompt)), self._block_tokens)
+        while assembly.allocate_one():
+            yield
         blocks, tail = yield from self._collect(assembly, found)
         del self._tiers[blocks:]
         assembly.cut_back(blocks * self._block_tokens)

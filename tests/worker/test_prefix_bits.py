@@ -44,23 +44,23 @@ def open_cache(loaded: LoadedModel, store: Path | None) -> PrefixCache:
     return PrefixCache(namespace, Layout.of(loaded.warm_cache), HotTier(64 << 20), spill, loaded.new_cache)
 
 
-def run(loaded: LoadedModel, cache: PrefixCache, steps: int = 20) -> tuple[int, list[mx.array]]:
+def run(loaded: LoadedModel, cache: PrefixCache, steps: int = 20, prompt: list[int] = PROMPT) -> tuple[int, list[mx.array]]:
     """Tokens restored, and the log-probabilities of each step of a greedy answer."""
     lane = Lane(loaded.model, 2, CHUNKS)
     chain = cache.new_chain("")
-    restored = Restore(cache, chain, PROMPT).advance(float("inf"))
+    restored = Restore(cache, chain, prompt).advance(float("inf"))
     assert restored is not None
-    seen, tokens = list[mx.array](), list(PROMPT)
+    seen, tokens = list[mx.array](), list(prompt)
 
     def recorded(logprobs: mx.array) -> mx.array:
         seen.append(logprobs)
         return greedy(logprobs)
 
-    lane.insert(PROMPT, restored.tokens, restored.cache or loaded.new_cache(), recorded, [])
+    lane.insert(prompt, restored.tokens, restored.cache or loaded.new_cache(), recorded, [])
     while len(seen) < steps:
         tokens += [token for _, token in lane.step()]
         for held in lane.held():
-            cache.capture(chain, held, tokens, len(PROMPT))
+            cache.capture(chain, held, tokens, len(prompt))
     mx.eval(seen)
     return restored.tokens, seen
 
@@ -97,3 +97,17 @@ def test_a_block_takes_no_more_room_than_its_rows(loaded: LoadedModel, tmp_path:
     tokens = 288 + 11  # full blocks and the tail
     assert cache.hot.bytes == tokens * (loaded.kv_bytes_per_token + 4)
     assert len(cache.layout.row_groups) == 1
+
+
+def test_a_restored_prefix_is_not_copied_on_its_way_into_the_batch(loaded: LoadedModel) -> None:
+    """Bytes held at most while it is restored, prefilled and decoded on, beside those of its rows and the room they have."""
+    prompt = random.Random(6).choices(range(10, 400), k=1800)
+    cache = open_cache(loaded, None)
+    run(loaded, cache, 2, prompt)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    restored, _ = run(loaded, cache, 2, prompt)
+    assert restored == 1799
+    roomy_bytes = 2048 * loaded.kv_bytes_per_token
+    assert mx.get_peak_memory() - before < 1.5 * roomy_bytes
