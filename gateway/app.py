@@ -11,6 +11,7 @@ from gateway.auth import require_key
 from gateway.cache import clear_cache, probe_cache
 from gateway.desk import DESK, IGNORED, REQUEST_ID, Desk
 from gateway.errors import ApiError, error_response
+from gateway.models_control import apply_profile, load_model, unload_model
 from gateway.models_status import models_status
 from gateway.openai_chat import chat_completions
 from gateway.openai_completions import completions
@@ -38,6 +39,9 @@ def make_app(desk: Desk, presence: Presence) -> web.Application:
         app.router.add_get(f"{prefix}/models", models)
         app.router.add_get(f"{prefix}/models/status", models_status)  # before the next one, which would take it for an id
         app.router.add_get(f"{prefix}/models/{{id:.+}}", model)
+        app.router.add_post(f"{prefix}/models/{{id:.+}}/load", load_model)
+        app.router.add_post(f"{prefix}/models/{{id:.+}}/unload", unload_model)
+        app.router.add_post(f"{prefix}/models/{{id:.+}}/apply", apply_profile)
     app.router.add_get("/health", health)
     app.router.add_get("/api/status", api_status)
     app.router.add_post("/api/ssd-cache/clear", clear_cache)

@@ -33,6 +33,8 @@ OUTCOMES: dict[str, Outcome] = {
     Code.NOT_ALLOWED: Outcome(403, _INVALID),
     Code.CONTEXT_LENGTH_EXCEEDED: Outcome(400, _INVALID, param="messages"),
     Code.BAD_REQUEST: Outcome(400, _INVALID),
+    "settings_invalid": Outcome(400, _INVALID),
+    "not_found": Outcome(404, _INVALID),
     Code.BAD_SCHEMA: Outcome(400, _INVALID, param="response_format"),
     Code.TEMPLATE_ERROR: Outcome(400, _INVALID, param="messages"),
     Code.UNSUPPORTED: Outcome(400, _INVALID),

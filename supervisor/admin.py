@@ -16,6 +16,7 @@ from supervisor.cache_verbs import CacheVerbs
 from supervisor.catalog import CatalogEntry
 from supervisor.catalog_edit import EditRefused, remove
 from supervisor.importing import PREFIX, Import, ImportOrder
+from supervisor.profile_verbs import ProfileVerbs
 from supervisor.protocol import Call, Code, EventKind, Note, Reply, SlotStatus, plain
 from supervisor.settings_load import SettingsInvalid, load
 from supervisor.settings_reload import flags_of, take_over
@@ -53,6 +54,7 @@ class Admin:
             "reload": self._reload,
             "cache_explain": supervisor.explaining.ask,
             "stop": self._stop,
+            **ProfileVerbs(supervisor, self.reply, self._read_settings).verbs,
             **CacheVerbs(supervisor.store, self.reply, self.refuse).verbs,
         }
 

@@ -14,7 +14,7 @@ def listed(here: Home) -> dict[str, object]:
     dirs = here.model_dirs()
     catalog = catalog_of(here)
     return {
-        "models": [_status(entry) for entry in catalog.models],
+        "models": [_status(entry) | _profiles(here, entry.id) for entry in catalog.models],
         "skipped": [{"path": str(s.path), "reason": s.reason} for s in catalog.skipped],
         "dirs": [str(d) for d in dirs],
     }
@@ -23,13 +23,24 @@ def listed(here: Home) -> dict[str, object]:
 def shown(here: Home, model: str) -> dict[str, object]:
     """Raises `CommandFailed` when there is none of that name."""
     from supervisor.adapters import with_inherited
-    from supervisor.defaults import defaults_of
+    from supervisor.defaults import NO_PROFILE, defaults_of
+    from supervisor.settings_profiles import profiles_of
 
     entry = found(here, model)
     settings = with_inherited(here.loaded.settings, catalog_of(here))
-    defaults = defaults_of(settings.of_model(model), entry.files.generation, settings.sampling)
+    own = settings.of_model(model)
+    has = profiles_of(own, settings.model.profile_templates)
+    applied = has[own.profile] if own.profile else NO_PROFILE
+    defaults = defaults_of(own, entry.files.generation, settings.sampling, applied=applied)
     plain_defaults = {name: {"value": d.value, "source": d.source} for name, d in defaults.items()}
-    return _status(entry) | {"defaults": plain_defaults}
+    return _status(entry) | _profiles(here, model) | {"defaults": plain_defaults}
+
+
+def _profiles(here: Home, model: str) -> dict[str, object]:
+    from supervisor.settings_profiles import profiles_of
+
+    own = here.loaded.settings.of_model(model)
+    return {"profiles": list(profiles_of(own, here.loaded.settings.model.profile_templates)), "profile": own.profile}
 
 
 def found(here: Home, model: str) -> "CatalogEntry":

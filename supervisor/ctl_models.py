@@ -112,11 +112,8 @@ def _list(here: Home, as_json: bool) -> None:
         return terminal.print_json(result)
     found = msgspec.convert(result.get("models", []), list[SlotStatus])
     if found:
-        rows = [
-            [m.id, m.state if m.usable else "unusable", str(m.context), terminal.size(m.weights_bytes), m.adapter or m.path]
-            for m in found
-        ]
-        terminal.print_table(["MODEL", "STATE", "CONTEXT", "SIZE", "PATH"], rows)
+        profiles = "PROFILES (* gives the defaults)" if any(m.profiles for m in found) else ""
+        terminal.print_table(["MODEL", "STATE", "CONTEXT", "SIZE", "PATH", profiles], [_row(m) for m in found])
     else:
         dirs = ", ".join(cast("list[str]", result.get("dirs", [])))
         click.echo(f"no models in {dirs}; get one in with: omlxctl models add DIR, or: omlxctl models import FILE.gguf")
@@ -126,6 +123,12 @@ def _list(here: Home, as_json: bool) -> None:
     for skipped in cast("list[dict[str, str]]", result.get("skipped", [])):
         terminal.warn(f"passed over {skipped['path']}: {skipped['reason']}")
     return None
+
+
+def _row(m: SlotStatus) -> list[str]:
+    profiles = ", ".join(f":{name}{'*' * (name == m.profile)}" for name in m.profiles)
+    state = m.state if m.usable else "unusable"
+    return [m.id, state, str(m.context), terminal.size(m.weights_bytes), m.adapter or m.path, profiles]
 
 
 @models.command()
@@ -153,6 +156,7 @@ def show(here: Home, model: str, as_json: bool) -> None:
         | ({"process": f"pid {slot.pid}, {terminal.size(slot.charged_bytes)} given"} if slot.pid else {})
         | ({"aliases": ", ".join(slot.aliases)} if slot.aliases else {})
         | ({"profiles": ", ".join(f"{slot.id}:{name}" for name in slot.profiles)} if slot.profiles else {})
+        | ({"applied": f"{slot.id}:{slot.profile} gives its defaults"} if slot.profile else {})
         | ({"pinned": "yes"} if slot.pinned else {"unloaded after": f"{slot.ttl_s:g} s idle"} if slot.ttl_s else {})
         | ({"last error": slot.last_error} if slot.last_error else {})
     )

@@ -1,4 +1,7 @@
-"""What a request gets when it does not say: profile > model settings > generation_config.json > server settings. Pure."""
+"""What a request gets when it does not say. Pure.
+
+profile > profile that was applied to the model > model settings > generation_config.json > server settings.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +10,7 @@ from typing import Literal, cast
 
 from supervisor.settings import ModelSettings, SamplingSettings
 
-Source = Literal["profile", "model settings", "generation_config.json", "server settings"]
+Source = Literal["profile", "applied profile", "model settings", "generation_config.json", "server settings"]
 
 FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -29,12 +32,14 @@ def defaults_of(
     generation: Mapping[str, object],
     server: SamplingSettings,
     profile: Mapping[str, object] = NO_PROFILE,
+    applied: Mapping[str, object] = NO_PROFILE,
 ) -> dict[str, Default]:
     """The default of every field that has one, with the place it comes from."""
     found: dict[str, Default] = {}
     for name in FIELDS:
         places: tuple[tuple[Source, object], ...] = (
             ("profile", profile.get(name)),
+            ("applied profile", applied.get(name)),
             ("model settings", getattr(model, name, None)),
             ("generation_config.json", generation.get(name)),
             ("server settings", getattr(server, name, None)),
@@ -43,8 +48,10 @@ def defaults_of(
             if value is not None:
                 found[name] = Default(value, source)
                 break
-    if (own := profile.get("chat_template_kwargs")) and model.chat_template_kwargs:
-        found["chat_template_kwargs"] = Default({**model.chat_template_kwargs, **cast("Mapping[str, object]", own)}, "profile")
+    if (kwargs := found.get("chat_template_kwargs")) is not None and kwargs.source in ("profile", "applied profile"):
+        tables = (model.chat_template_kwargs, applied.get("chat_template_kwargs"), profile.get("chat_template_kwargs"))
+        whole = {key: value for table in tables if table for key, value in cast("Mapping[str, object]", table).items()}
+        found["chat_template_kwargs"] = Default(whole, kwargs.source)
     return found
 
 

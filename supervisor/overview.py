@@ -55,6 +55,7 @@ class Overview:
             view,
             self._supervisor.fleet.worker(model),
             settings=roster.settings.of_model(model),
+            profiles=list(roster.profiles(model)),
             ttl_s=roster.ttl_s(model),
             cache=roster.cache_plan(model),
             context=roster.context(entry),

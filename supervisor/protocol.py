@@ -206,6 +206,8 @@ class SlotStatus(Part, frozen=True, kw_only=True):
     aliases: list[str] = []
     profiles: list[str] = []
     """Served as `id:profile` by the same worker."""
+    profile: str | None = None
+    """The one whose values are the model's defaults."""
     pinned: bool = False
     ttl_s: float | None = None
     gen: int = 0

@@ -12,7 +12,8 @@ from supervisor.catalog import Catalog, CatalogEntry, scan
 from supervisor.defaults import NO_PROFILE, Default, defaults_of
 from supervisor.paths import Paths
 from supervisor.protocol import Assign, CacheGrant, Grants, ModelRef
-from supervisor.settings import Settings
+from supervisor.settings import Profile, Settings
+from supervisor.settings_profiles import profiles_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Roster:
             return Resolved(entry)
         model, profile = settings_names.parted(name) or (name, "")
         entry = self._model(model)
-        if entry is None or profile not in (self.settings.of_model(entry.id).profiles or {}):
+        if entry is None or profile not in self.profiles(entry.id):
             return None
         return Resolved(entry, profile)
 
@@ -71,12 +72,18 @@ class Roster:
 
     def clashes(self) -> list[str]:
         """Aliases that are the id of a model; without them in the settings every name means one thing."""
-        return settings_names.clashes(self.settings.models, [entry.id for entry in self.catalog.models])
+        ids = [entry.id for entry in self.catalog.models]
+        return settings_names.clashes(self.settings.models, ids, self.settings.model.profile_templates or ())
+
+    def profiles(self, model: str) -> dict[str, Profile]:
+        """Its own and the templates that all models share."""
+        return profiles_of(self.settings.of_model(model), self.settings.model.profile_templates)
 
     def defaults(self, entry: CatalogEntry, profile: str | None = None) -> dict[str, Default]:
         model = self.settings.of_model(entry.id)
-        chosen = model.profiles.get(profile) if model.profiles and profile is not None else None
-        return defaults_of(model, entry.files.generation, self.settings.sampling, chosen or NO_PROFILE)
+        has = self.profiles(entry.id)
+        chosen, applied = (has.get(name, NO_PROFILE) if name else NO_PROFILE for name in (profile, model.profile))
+        return defaults_of(model, entry.files.generation, self.settings.sampling, chosen, applied)
 
     def ttl_s(self, model: str) -> float | None:
         """How long it may be idle; None = for ever."""

@@ -107,6 +107,14 @@ class CatalogSettings:
     fallback: bool = _leaf(
         False, "requests that name an unknown model get the default one too", switch, applies="live", flag=None, env=None
     )
+    profile_templates: Mapping[str, Profile] | None = _leaf(
+        None,
+        "profiles that every model has beside its own; models.ID.profiles may name one under a name of its own",
+        auto_or(table),
+        applies="live",
+        flag=None,
+        env=None,
+    )
     ttl_s: float = _leaf(
         0.0, "seconds of idleness after which a model is unloaded (0: never)", real(0, YEAR_S), applies="live", flag="ttl"
     )
@@ -261,6 +269,14 @@ class ModelSettings:
         None,
         "named sets of the live sampling settings below, served as ID:NAME by the same worker",
         auto_or(table),
+        applies="live",
+        flag=None,
+        env=None,
+    )
+    profile: str | None = _leaf(
+        None,
+        "the profile whose values are the model's defaults (omlxctl apply sets it)",
+        auto_or(text),
         applies="live",
         flag=None,
         env=None,

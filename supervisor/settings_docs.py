@@ -33,6 +33,10 @@ outcome. `omlxctl config set models.my-model.temperature 0.2` writes one, once t
   models is an error. A profile's own values go before the model's; it can hold `temperature`, `top_p`, `top_k`, `min_p`,
   `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `max_tokens`, `max_tokens_limit` and `chat_template_kwargs`:
   `{"models": {"my-model": {"aliases": ["gpt-4o"], "profiles": {"careful": {"temperature": 0}}}}}`.
+- `model.profile_templates` holds profiles that every model has: `{"exact": {"temperature": 0}}` there serves `my-model:exact`.
+  A model's own profile of that name goes before it; `{"profiles": {"mine": "exact"}}` gives it another name for one model.
+- `omlxctl apply my-model careful`, or `POST /v1/models/my-model/apply` with `{"profile": "careful"}`, writes `profile`: from
+  the next request on `my-model` has those defaults, by the worker that is there. `omlxctl apply my-model --none` takes it back.
 - `adapters` names LoRA adapters for the model: `{"adapters": {"style": "~/adapters/style"}}` is served as `my-model+style`.
   [model-options.md](model-options.md) says what they share with their base.
 - `ttl_s` counts from the end of a model's last request. `pinned` models have none; `omlxctl pin` and `unpin` go before this

@@ -8,13 +8,13 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from supervisor import settings_names
-from supervisor.defaults import FIELDS
-from supervisor.settings import SECTIONS, Leaf, ModelSettings, Settings, leaves, leaves_of
+from supervisor.settings import SECTIONS, CatalogSettings, Leaf, ModelSettings, Profile, Settings, leaves, leaves_of
+from supervisor.settings_profiles import TEMPLATES, read_profiles, unknown_defaults
 from supervisor.settings_values import Refused
 
 FILE = "settings.json"
@@ -68,8 +68,10 @@ def load(
     for path, value in (flags or {}).items():
         raw.setdefault(path, []).append((value, f"flag --{known[path].flag}"))
     sections = {name: _section(name, cls, raw, problems) for name, cls in SECTIONS.items()}
-    of_models = {model: _model(model, table, problems) for model, table in models.items()}
-    problems += settings_names.clashes(of_models, of_models)
+    templates = _templates(sections, problems)
+    of_models = {model: _model(model, table, templates, problems) for model, table in models.items()}
+    problems += settings_names.clashes(of_models, of_models, templates)
+    problems += unknown_defaults(of_models, templates)
     if problems:
         raise SettingsInvalid(problems)
     settings = Settings(**cast("dict[str, None]", sections), models=cast("Mapping[str, ModelSettings]", of_models))  # pyright: ignore[reportArgumentType]
@@ -154,40 +156,38 @@ def _section(name: str, cls: type, raw: Raw, problems: list[str]) -> object:
     return cls(**values)
 
 
-def _model(model: str, table: Mapping[str, object], problems: list[str]) -> ModelSettings:
+def _templates(sections: dict[str, object], problems: list[str]) -> Mapping[str, Profile]:
+    """Those of the section `model`, whose fields are read here: they are the fields of a model's settings."""
+    section = sections["model"]
+    assert isinstance(section, CatalogSettings)
+    known = {leaf.key: leaf for leaf in leaves_of("models.ID", ModelSettings)}
+    given = section.profile_templates or {}
+    read = read_profiles(TEMPLATES, "models.ID", given, known, problems, parse=_parse, did_you_mean=_did_you_mean)
+    sections["model"] = replace(section, profile_templates=read or None)
+    return read
+
+
+def _model(model: str, table: Mapping[str, object], templates: Mapping[str, Profile], problems: list[str]) -> ModelSettings:
     known = {leaf.key: leaf for leaf in leaves_of(f"models.{model}", ModelSettings)}
     values: dict[str, object] = {}
     for key, value in table.items():
         if key in known:
             _parse(known[key], value, values, problems, known[key].path)
             if key == "profiles" and values.get(key):
-                values[key] = _profiles(model, cast("Mapping[str, object]", values[key]), known, problems)
+                tables, path = cast("Mapping[str, object]", values[key]), f"models.{model}"
+                values[key] = read_profiles(
+                    f"{path}.profiles",
+                    path,
+                    tables,
+                    known,
+                    problems,
+                    parse=_parse,
+                    did_you_mean=_did_you_mean,
+                    templates=templates,
+                )
         else:
             problems.append(f"models.{model}.{key}: unknown setting{_did_you_mean(key, list(known))}")
     return ModelSettings(**values)  # pyright: ignore[reportArgumentType]  # parsed by the leaf of that name
-
-
-def _profiles(
-    model: str, tables: Mapping[str, object], known: Mapping[str, Leaf], problems: list[str]
-) -> dict[str, dict[str, object]]:
-    """A profile is served by the worker that is there: what needs another one cannot be part of it."""
-    profiles: dict[str, dict[str, object]] = {}
-    for name, table in tables.items():
-        where = f"models.{model}.profiles.{name}"
-        profile = profiles[name] = {}
-        if not name.strip() or ":" in name:
-            problems.append(f"{where}: a profile's name is a text without a colon")
-        if not isinstance(table, dict):
-            problems.append(f"{where}: an object is expected")
-            continue
-        for key, value in cast("dict[str, object]", table).items():
-            if key in FIELDS:
-                _parse(known[key], value, profile, problems, f"{where}.{key}")
-            elif key in known:
-                problems.append(f"{where}.{key}: not of a request; set it for the whole model: models.{model}.{key}")
-            else:
-                problems.append(f"{where}.{key}: unknown setting{_did_you_mean(key, list(FIELDS))}")
-    return profiles
 
 
 def _parse(leaf: Leaf, value: object, values: dict[str, object], problems: list[str], where: str) -> None:

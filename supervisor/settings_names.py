@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from supervisor.settings import ModelSettings
 
 
-def clashes(models: Mapping[str, ModelSettings], ids: Iterable[str]) -> list[str]:
+def clashes(models: Mapping[str, ModelSettings], ids: Iterable[str], templates: Iterable[str] = ()) -> list[str]:
     """Every alias that is another model's name too, as a problem that names both. `ids` are the models there are."""
     owners = {name: name for name in ids}
+    owners |= {f"{model}:{template}": f"{model}:{template}" for template in templates for model in list(owners)}
     for model, settings in models.items():
         for profile in settings.profiles or ():
             owners.setdefault(f"{model}:{profile}", f"{model}:{profile}")

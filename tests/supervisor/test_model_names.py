@@ -104,3 +104,48 @@ def test_a_profile_holds_only_what_a_request_may_say_and_every_error_has_its_key
         "models.a.profiles.q:r: a profile's name is a text without a colon",
         "models.a.profiles.s: an object is expected",
     ]
+
+
+def test_a_template_is_every_models_and_a_models_own_profile_goes_before_it(tmp_path: Path) -> None:
+    templates = {"cold": {"temperature": 0.3}, "hot": {"temperature": 1.5}}
+    found = roster(tmp_path, TWO, profile_templates=templates)
+    assert resolved(found, "big:cold") == ("org/b", "cold") and resolved(found, "big:none") is None
+    both = [entry for entry in found.catalog.models if entry.id != "c:d"]
+    by_name = {entry.id: found.defaults(entry, "cold")["temperature"].value for entry in both}
+    assert by_name == {"a": 0, "org/b": 0.3}
+    assert found.clashes() == []
+
+
+def test_an_applied_profile_gives_defaults_beneath_one_that_the_request_names(tmp_path: Path) -> None:
+    models = {
+        "a": {
+            "temperature": 0.5,
+            "top_k": 7,
+            "chat_template_kwargs": {"x": 1, "y": 1},
+            "profile": "p",
+            "profiles": {"p": {"temperature": 0.1, "chat_template_kwargs": {"y": 2}}, "q": {"chat_template_kwargs": {"z": 3}}},
+        }
+    }
+    found = roster(tmp_path, models)
+    entry = found.catalog.get("a")
+    assert entry is not None
+    plain, named = found.defaults(entry), found.defaults(entry, "q")
+    assert (plain["temperature"].value, plain["temperature"].source, plain["top_k"].value) == (0.1, "applied profile", 7)
+    assert plain["chat_template_kwargs"].value == {"x": 1, "y": 2}
+    assert named["temperature"].value == 0.1 and named["chat_template_kwargs"].value == {"x": 1, "y": 2, "z": 3}
+    assert found.load_key(entry) == roster(tmp_path, {}).load_key(entry), "no worker is made stale by it"
+
+
+def test_references_to_profiles_that_are_not_there_are_errors_with_their_key_path(tmp_path: Path) -> None:
+    document = {
+        "model": {"profile_templates": {"cold": {"temperature": 0}, "bad": {"context": 64}}},
+        "models": {"a": {"profile": "warm"}, "b": {"profile": "cold", "profiles": {"mine": "cold", "other": "clod"}}},
+    }
+    assert problems(tmp_path, document) == [
+        "model.profile_templates.bad.context: not of a request; set it for the whole model: models.ID.context",
+        "models.b.profiles.other: there is no clod in model.profile_templates (did you mean cold?)",
+        "models.a.profile: there is no profile warm; cold, bad can be",
+    ]
+    assert problems(tmp_path, {"model": {"profile_templates": {"t": {}}}, "models": {"a": {}, "b": {"aliases": ["a:t"]}}}) == [
+        "models.b.aliases: a:t would name both b and a:t"
+    ]
