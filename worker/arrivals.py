@@ -129,7 +129,7 @@ class Arrivals:
             if not self._has_memory(sequence) or self._lanes.place(sequence) is None:
                 self._blocked = sequence
                 return None  # nobody passes: what others would take is what this one waits for
-            self._line.take(sequence)
+            self._line.take(sequence, time.monotonic())
             return sequence
         return None
 

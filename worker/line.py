@@ -12,6 +12,11 @@ AGING_S = 30.0
 """So much waiting is worth one level of priority."""
 
 
+def rank_after_run(sequence: Sequence, now: float) -> tuple[float, int]:
+    """The place of one that has run since it was taken, if only waiting shall have made it older."""
+    return sequence.rank[0] + (now - sequence.taken_at) / AGING_S, sequence.rank[1]
+
+
 class Line:
     def __init__(self) -> None:
         self._waiting: set[Sequence] = set()
@@ -33,7 +38,8 @@ class Line:
         """It was taken before, and has its old place: before all that came later and are no more urgent."""
         self._waiting.add(sequence)
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, sequence: Sequence, now: float) -> None:
+        sequence.taken_at = now
         self._waiting.remove(sequence)
 
     def leave(self, rids: set[str]) -> list[Sequence]:

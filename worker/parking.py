@@ -13,6 +13,7 @@ from worker.admission import Admission
 from worker.appetite import Appetite
 from worker.arrivals import Arrivals, claim
 from worker.lane_set import LaneSet
+from worker.line import rank_after_run
 from worker.sequence import Sequence
 
 _log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Parking:
             for sequence in sorted(running, key=_last_served, reverse=True)
             if sequence.job.priority < 0
             and sequence.job.priority < blocked.job.priority
-            and sequence.rank > blocked.rank
+            and rank_after_run(sequence, now) > blocked.rank
             and sequence.parks < MAX_PARKS
         ]
         parting: list[Sequence] = []
@@ -118,6 +119,8 @@ class Parking:
                 return
             parting.append(may_go.pop(0))
         if parting and not (self._lanes.has_room and self._appetite.awaits_answer(now)):
+            for sequence in parting:  # or it would be its turn again at once
+                sequence.rank = rank_after_run(sequence, now)
             self._put_aside(parting, f"{blocked.job.rid} is more urgent")
 
     def _would_fit(self, newcomer: Sequence, others: Many[Sequence]) -> bool:

@@ -47,6 +47,8 @@ class Sequence:
         self.watch: Watch | None = None
         self.rank: tuple[float, int] = (0.0, 0)
         """Its place in any line, given when it came: the smaller one goes first."""
+        self.taken_at = 0.0
+        """When it last left the line."""
         self.parks = 0
         """How often it was put aside."""
         self.begun_tokens = len(job.prompt)

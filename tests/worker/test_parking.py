@@ -374,6 +374,33 @@ def test_a_batch_row_gives_up_its_memory_too(model: Path, monkeypatch: pytest.Mo
     assert ends == ["urgent", "batch"]
 
 
+def test_running_makes_nobody_older(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.line.AGING_S", 0.05)
+    with running(model, max_batch=1) as e:
+        gate = Gate(monkeypatch)
+        batch = e.submit("batch", prompt(30), 30, priority=BATCH)
+        gate.let(10)
+        time.sleep(0.2)  # as long as four levels of priority are worth
+        urgent = e.submit("urgent", prompt(20, 3), 4, priority=INTERACTIVE)
+        finish(e, gate, batch, urgent)
+    ends = [row.rid for step in e.sink.steps for row in step if row.finish is not None]
+    assert ends == ["urgent", "batch"]
+
+
+def test_a_model_that_serves_one_at_a_time_parks_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = family_model(tmp_path / "llama4", "llama4")
+    with running(model, tmp_path / "store") as e:
+        gate = Gate(monkeypatch)
+        batch = e.submit("batch", prompt(60), 30, priority=BATCH)
+        gate.let(12)
+        urgent = e.submit("urgent", prompt(20, 3), 4, priority=INTERACTIVE)
+        finish(e, gate, batch, urgent)
+        assert e.engine.beat().resumes == 1
+    ends = [row.rid for step in e.sink.steps for row in step if row.finish is not None]
+    assert ends == ["urgent", "batch"]
+    assert_same_greedy(model, prompt(60), greedy_ids(model, prompt(60), 30), batch.ids)
+
+
 def test_nobody_is_parked_for_others_again_and_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(model, max_batch=1) as e:
         gate = Gate(monkeypatch)
