@@ -3,6 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from supervisor.budget import load_bytes
+from tests.stands.equality import assert_same_greedy, greedy_text
 from tests.stands.models import tiny_model
 from tests.stands.server import Answer, Server, running
 
@@ -34,3 +36,22 @@ def test_a_request_beyond_the_whole_budget_is_a_400_with_the_numbers(tmp_path: P
     assert (refused.status, refused.error["code"]) == (400, "kv_too_large")
     assert "60010 tokens" in str(refused.error["message"])
     assert served.status == 200
+
+
+def test_answers_that_outgrow_all_the_kv_there_is_are_put_aside_and_end_as_if_alone(tmp_path: Path) -> None:
+    """Of each, 1024 tokens are set aside when it is let in: two fit, and outgrow the floor when there is nothing to lend."""
+    model = tiny_model(tmp_path / "tiny", max_position_embeddings=3080, num_hidden_layers=1)
+    weights_bytes = (model / "model.safetensors").stat().st_size
+    budget_bytes = load_bytes(weights_bytes, PER_TOKEN // 2, 3080)
+    settings = {"memory": {"max_model_memory": f"{budget_bytes >> 10}KB"}, "cache": {"hot_cache_max_size": "0"}}
+    prompts = [[20 + seed] * 10 for seed in range(2)]
+    with running({"tiny": model}, settings) as server, ThreadPoolExecutor(2) as pool:
+        body = {"model": "tiny", "max_tokens": 1400, "temperature": 0}
+        answers = list(pool.map(lambda prompt: server.post("/v1/completions", {**body, "prompt": prompt}), prompts))
+        server.wait_for(lambda: server.model("tiny")["leases"] == 0, 5, "both are over")
+        beat = server.model("tiny")["beat"]
+    assert (beat["parks"], beat["resumes"], beat["parked"]) == (1, 1, 0)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.status == 200 and answer.json()["usage"]["completion_tokens"] == 1400
+        whole = greedy_text(model, prompt, 1400).rstrip("�")  # the last token may be half a character
+        assert_same_greedy(model, prompt, whole, answer.text.rstrip("�"))
