@@ -10,7 +10,7 @@ DEMO_STAMP := .venv/.demo-model
 help:
 	@echo "make demo   install, import a small real model, serve it, ask it something"
 	@echo "make test   install what the tests need and run the whole suite"
-	@echo "make soak   50 loads and unloads in a row: nothing may grow"
+	@echo "make soak   50 loads and unloads in a row, 4000 requests that are left or run out of time: nothing may grow"
 	@echo "make check  lint, types, import rules, then the tests"
 	@echo "make bench  omlxd beside mlx_lm.server and by itself: ratios in one run, and the limits they keep"
 
@@ -58,5 +58,6 @@ test: venv $(DEMO_STAMP) openblas
 
 soak: venv openblas
 	SOAK_CYCLES=50 $(PY) -m pytest tests/system/test_system_many.py -k cycles --timeout 1800
+	SOAK_REQUESTS=4000 $(PY) -m pytest tests/system/test_system_soak.py --timeout 1800
 
 check: lint types imports test
