@@ -22,6 +22,7 @@ from gateway.desk import Desk
 from gateway.http_log import quiet_server_log
 from gateway.link import Link
 from gateway.presence import Presence
+from gateway.records import Records
 from gateway.workers import Workers
 from supervisor.child import ChildArgs, child_args, settle_in
 
@@ -35,16 +36,17 @@ log = logging.getLogger("gateway")
 
 async def run(args: ChildArgs, http: socket.socket) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    control = Control(args, context)
+    records = Records()
+    control = Control(args, context, records)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, control.stopped.set)
     async with asyncio.timeout(START_LIMIT_S):
         assign = await control.assigned()
         workers = Workers(Path(assign.data_endpoints[0].removeprefix("ipc://")), context)
-        link = Link(control, workers)
+        link = Link(control, workers, records)
         await control.watch(link)
     presence = Presence()
     runner = web.AppRunner(
-        make_app(Desk(control, link), presence),
+        make_app(Desk(control, link, records), presence),
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         access_log=None,
@@ -57,6 +59,7 @@ async def run(args: ChildArgs, http: socket.socket) -> None:
     await control.stopped.wait()
     log.info("stopping")
     await _end(runner, link)
+    records.close()
     for task in background:
         task.cancel()
     workers.close()

@@ -1,5 +1,6 @@
 """What one HTTP handler holds of its answer: one exchange per prompt, and the inbox they write to."""
 
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field
 from gateway.errors import api_error
 from gateway.inbox import Failed, Inbox, Output, Update
 from gateway.link import Link
+from gateway.records import Record
 from gateway.request import GenerateRequest
 from supervisor.protocol import FinishReason, Usage
 
@@ -23,17 +25,22 @@ class Choice:
 
 
 class Answer:
-    def __init__(self, link: Link, name: str, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(self, link: Link, record: Record, requests: Sequence[GenerateRequest]) -> None:
         self.inbox = Inbox()
         self.choices = sum(request.choices for request in requests)
         self.unfinished = self.choices
         self._link = link
-        self._exchanges = [link.start(f"{name}.{index}", index, request, self.inbox) for index, request in enumerate(requests)]
+        self._record = record
+        self._exchanges = [link.start(record, index, request, self.inbox) for index, request in enumerate(requests)]
 
     @property
     def count(self) -> int:
         """Of the prompts; `choices` counts the answers."""
         return len(self._exchanges)
+
+    def timings(self) -> dict[str, object]:
+        """Where the time of the whole went."""
+        return self._record.summary(time.monotonic()).body()
 
     async def take(self, timeout_s: float | None = None) -> list[Update]:
         """As `Inbox.take`; keeps count of the choices that are still going."""
@@ -58,9 +65,9 @@ class Answer:
 
 
 @contextmanager
-def answer(link: Link, name: str, requests: Sequence[GenerateRequest]) -> Generator[Answer]:
+def answer(link: Link, record: Record, requests: Sequence[GenerateRequest]) -> Generator[Answer]:
     """Whatever ends the handler, also a client that disconnects, ends what it asked for."""
-    held = Answer(link, name, requests)
+    held = Answer(link, record, requests)
     try:
         yield held
     finally:

@@ -2,14 +2,13 @@
 
 import logging
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
 from gateway.auth import require_key
 from gateway.cache import clear_cache, probe_cache
-from gateway.desk import DESK, IGNORED, REQUEST_ID, Desk
+from gateway.desk import DESK, IGNORED, RECORD, Desk
 from gateway.errors import ApiError, error_response
 from gateway.models_control import apply_profile, load_model, unload_model
 from gateway.models_status import models_status
@@ -25,11 +24,13 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CORS = web.RequestKey("cors", dict[str, str])
 PRESENCE = web.AppKey("presence", Presence)
+CLIENT_IDS = ("x-request-id", "x-client-request-id")
+"""Headers by which a client, or a proxy before it, calls a request; ours goes into the answer."""
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def make_app(desk: Desk, presence: Presence) -> web.Application:
-    app = web.Application(middlewares=[errors_as_json, guarded])
+    app = web.Application(middlewares=[recorded, errors_as_json, guarded])
     app[DESK] = desk
     app[PRESENCE] = presence
     app.on_response_prepare.append(_add_headers)
@@ -50,25 +51,44 @@ def make_app(desk: Desk, presence: Presence) -> web.Application:
 
 
 @web.middleware
+async def recorded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Gives the request its id and keeps what becomes of it."""
+    records = request.app[DESK].records
+    called = next((request.headers[name] for name in CLIENT_IDS if name in request.headers), "")
+    record = request[RECORD] = records.begin(request.method, request.path, called)
+    try:
+        response = await handler(request)
+        record.status = response.status
+        return response
+    finally:
+        records.handled(record)
+
+
+@web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The task boundary of one request: whatever goes wrong becomes a JSON body, or an aborted connection mid-stream."""
-    request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
     try:
         async with request.app[PRESENCE].watched(request):
             return await handler(request)
     except ApiError as e:
-        return error_response(e)
+        return _failed(request, e)
     except web.HTTPException as e:
-        return error_response(_routing_error(request, e))
+        return _failed(request, _routing_error(request, e))
     except ConnectionError:
         raise  # the client has left
     except Exception:
-        log.exception("%s %s %s failed", request[REQUEST_ID], request.method, request.path)
+        log.exception("%s %s %s failed", request[RECORD].id, request.method, request.path)
         if request.writer.output_size > 0:
             if request.transport is not None:
                 request.transport.abort()
             raise
-        return error_response(ApiError(500, "server_error", "The gateway failed; its log has the details.", code="internal"))
+        error = ApiError(500, "server_error", "The gateway failed; its log has the details.", code="internal")
+        return _failed(request, error)
+
+
+def _failed(request: web.Request, error: ApiError) -> web.Response:
+    request[RECORD].code = error.code or error.kind
+    return error_response(error)
 
 
 @web.middleware
@@ -99,8 +119,9 @@ def _rules(request: web.Request) -> OriginRules:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """On every response, streams included. OpenAI's clients read the first name, Anthropic's the second."""
-    if REQUEST_ID in request:
-        response.headers["x-request-id"] = response.headers["request-id"] = request[REQUEST_ID]
+    if RECORD in request:
+        response.headers["x-request-id"] = response.headers["request-id"] = request[RECORD].id
+        request[RECORD].status = response.status
     if CORS in request:
         response.headers.update(request[CORS])
     if request.get(IGNORED):

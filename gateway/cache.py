@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from gateway.answer import answer
 from gateway.body import json_object
-from gateway.desk import DESK, REQUEST_ID, json_response
+from gateway.desk import DESK, RECORD, json_response
 from gateway.errors import ApiError, InvalidRequest, api_error
 from gateway.feed import READY
 from gateway.inbox import Answered, Failed
@@ -38,7 +38,7 @@ async def probe_cache(request: web.Request) -> web.Response:
     if slot is not None and slot.state != READY:
         message = f"{slot.id} is not loaded, and only its worker knows its cache; load it first: omlxctl load {slot.id}"
         raise ApiError(409, "invalid_request_error", message, code="model_not_loaded", param="model")
-    with answer(desk.link, request[REQUEST_ID], [replace(asked, model=model.name, probe=True)]) as held:
+    with answer(desk.link, request[RECORD], [replace(asked, model=model.name, probe=True)]) as held:
         while True:
             for update in await held.take():
                 if isinstance(update, Failed):

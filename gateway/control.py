@@ -15,6 +15,7 @@ import zmq
 
 from gateway.config import GatewayConfig, gateway_config
 from gateway.feed import TOPICS, Feed
+from gateway.records import Records
 from supervisor.build import build
 from supervisor.child import ChildArgs
 from supervisor.ipc import Frames, connect_dealer
@@ -38,6 +39,8 @@ from supervisor.protocol import (
     Reply,
     Snapshot,
     Stop,
+    Trace,
+    Traced,
     UnknownKind,
     Watch,
     decode,
@@ -51,10 +54,12 @@ class LeaseHolder(Protocol):
     def granted(self, message: Granted) -> None: ...
     def rejected(self, message: Rejected) -> None: ...
     def lost(self, message: Lost) -> None: ...
+    def queued(self, message: Queued) -> None: ...
 
 
 class Control:
-    def __init__(self, args: ChildArgs, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    def __init__(self, args: ChildArgs, context: "zmq.Context[zmq.Socket[bytes]]", records: Records) -> None:
+        self._records = records
         self.identity = args.identity
         self.config = GatewayConfig()
         self.feed = Feed()
@@ -136,8 +141,10 @@ class Control:
             case Reply():
                 if (waiting := self._calls.get(message.id)) is not None and not waiting.done():
                     waiting.set_result(message)
-            case Queued():
-                pass  # a stream's keep-alive does not depend on it, and a plain answer cannot show it
+            case Queued() if holder:
+                holder.queued(message)
+            case Trace():
+                self._send(Traced(call=message.call, requests=self._records.find(message.rid)))
             case Stop():
                 self.stopped.set()
             case Problem():

@@ -12,6 +12,7 @@ from gateway.control import Control
 from gateway.errors import Failure, InvalidRequest, api_error, model_not_found
 from gateway.feed import Feed
 from gateway.link import Link
+from gateway.records import Record, Records
 from gateway.stream import Pace
 from supervisor.protocol import Code
 
@@ -21,8 +22,9 @@ OTHER = "(other)"
 
 
 class Desk:
-    def __init__(self, control: Control, link: Link) -> None:
+    def __init__(self, control: Control, link: Link, records: Records) -> None:
         self.link = link
+        self.records = records
         self.ignored_fields: Counter[str] = Counter()
         self._control = control
 
@@ -81,7 +83,8 @@ class Named:
 
 
 DESK = web.AppKey("desk", Desk)
-REQUEST_ID = web.RequestKey("request_id", str)
+RECORD = web.RequestKey("record", Record)
+"""Of the request and its answers; its `id` is what the client gets as x-request-id."""
 IGNORED = web.RequestKey("ignored", Sequence[str])
 
 

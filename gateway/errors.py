@@ -30,6 +30,7 @@ _SERVER = "server_error"
 
 OUTCOMES: dict[str, Outcome] = {
     Code.MODEL_NOT_FOUND: Outcome(404, _INVALID, param="model"),
+    Code.NOT_FOUND: Outcome(404, _INVALID),
     Code.NOT_ALLOWED: Outcome(403, _INVALID),
     Code.CONTEXT_LENGTH_EXCEEDED: Outcome(400, _INVALID, param="messages"),
     Code.BAD_REQUEST: Outcome(400, _INVALID),

@@ -12,7 +12,9 @@ import msgspec
 
 from gateway.errors import Failure
 from gateway.inbox import Answered, Failed, Inbox, Output, Started
+from gateway.records import Record
 from gateway.request import GenerateRequest
+from gateway.trace import Trace
 from supervisor.protocol import Accepted, Code, Granted, Result, Row
 
 
@@ -33,6 +35,9 @@ class Exchange:
     inbox: Inbox
     began_at: float
     """On the loop's clock."""
+    record: Record
+    """Of the HTTP request."""
+    trace: Trace
     stage: Stage = Stage.COUNTING
     attempt: int = 0
     granted: Granted | None = None
@@ -101,6 +106,7 @@ class Exchange:
             self.inbox.put(Answered(self.index, result.data))
 
     def fail(self, failure: Failure) -> None:
+        self.trace.note(failure.code)
         if not self.deaf:
             self.inbox.put(Failed(self.index, failure))
 
@@ -110,6 +116,7 @@ class Exchange:
 
     def begin_again(self) -> None:
         self.attempt += 1
+        self.trace.begin_again()
         self.granted = None
         self._tokens.clear()
         self._finished.clear()

@@ -5,6 +5,7 @@ thinks a busy worker idle. Knows nothing of HTTP.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -14,7 +15,9 @@ from gateway.errors import Failure
 from gateway.exchange import Exchange, Stage
 from gateway.feed import READY
 from gateway.inbox import Inbox
+from gateway.records import Record, Records
 from gateway.request import GenerateRequest
+from gateway.trace import Step
 from gateway.workers import WorkerMessage, Workers
 from supervisor.protocol import (
     Accepted,
@@ -24,11 +27,13 @@ from supervisor.protocol import (
     Lost,
     ModelRef,
     Problem,
+    Queued,
     Rejected,
     Result,
     Row,
     Rows,
     SlotStatus,
+    Usage,
 )
 
 COUNT_LIMIT_S = 5.0
@@ -36,13 +41,15 @@ JOIN_LIMIT_S = 5.0
 """A worker that outlived the last gateway joins this one within two seconds; one that is dead is reported lost sooner."""
 LAST_ROW_LIMIT_S = 30.0
 """After a cancel; one prefill chunk on a slow machine takes seconds."""
+LOADING = ("spawning", "loading")
 _STOPS_BEFORE_LOAD = frozenset({Code.CONTEXT_LENGTH_EXCEEDED, Code.TEMPLATE_ERROR})
 _SHUTTING_DOWN = Failure(Code.SHUTTING_DOWN, "The server is shutting down.")
 
 
 class Link:
-    def __init__(self, control: Control, workers: Workers) -> None:
+    def __init__(self, control: Control, workers: Workers, records: Records) -> None:
         self._control = control
+        self._records = records
         self._workers = workers
         self._loop = asyncio.get_running_loop()
         self._exchanges: dict[str, Exchange] = {}
@@ -56,13 +63,16 @@ class Link:
 
     # ------------------------------------------------------------------ for handlers
 
-    def start(self, name: str, index: int, request: GenerateRequest, inbox: Inbox) -> Exchange:
+    def start(self, record: Record, index: int, request: GenerateRequest, inbox: Inbox) -> Exchange:
         """Sets a request going; everything that becomes of it arrives in `inbox` until `leave`."""
-        exchange = Exchange(name, index, request, inbox, self._loop.time())
+        name = f"{record.id}.{index}"
+        exchange = Exchange(name, index, request, inbox, self._loop.time(), record, record.answer(name))
         slot = self._control.feed.find(request.model)
+        self._records.named(record, request.model if slot is None else slot.id)
         if self._closing:
             exchange.fail(_SHUTTING_DOWN)
             exchange.stage = Stage.DONE
+            self._over(exchange, _SHUTTING_DOWN.code)
         elif slot is None or slot.state == READY or not self._count(exchange, slot):
             self._acquire(exchange)
         return exchange
@@ -72,19 +82,22 @@ class Link:
         if exchange.deaf or exchange.stage is Stage.DONE:
             return
         exchange.deaf = True
+        exchange.trace.note(Code.CANCELLED)
         match exchange.stage:
             case Stage.COUNTING:
                 self._cancel_count(exchange)
                 self._drop(exchange)
+                self._over(exchange, Code.CANCELLED)
             case Stage.ACQUIRING:
                 self._control.abandon(exchange.rid)
                 self._drop(exchange)
+                self._over(exchange, Code.CANCELLED)
             case Stage.JOINING:
-                self._finish(exchange, Code.CANCELLED)
+                self._end(exchange, Code.CANCELLED)
             case Stage.RUNNING:
                 if exchange.granted is not None:
                     self._workers.send(exchange.granted.worker, Cancel(epoch=self._workers.epoch, rid=exchange.rid))
-                self._after(LAST_ROW_LIMIT_S, exchange, lambda: self._finish(exchange, "no_last_row"))
+                self._after(LAST_ROW_LIMIT_S, exchange, lambda: self._end(exchange, "no_last_row"))
 
     def shut(self) -> None:
         """Every answer ends with `shutting_down`, and so does every request that still comes."""
@@ -104,6 +117,7 @@ class Link:
         if not self._workers.send(self._workers.text_worker, submit):
             return False
         self._exchanges[exchange.count_rid] = exchange
+        self._enter(exchange, Step.COUNT)
         self._after(COUNT_LIMIT_S, exchange, lambda: self._count_took_too_long(exchange))
         return True
 
@@ -112,6 +126,7 @@ class Link:
         self._drop(exchange)
         if problem is not None and problem.code in _STOPS_BEFORE_LOAD:
             exchange.fail(Failure(problem.code, problem.message))
+            self._over(exchange, problem.code)
         else:
             self._acquire(exchange)
 
@@ -128,10 +143,22 @@ class Link:
     def _acquire(self, exchange: Exchange) -> None:
         exchange.stage = Stage.ACQUIRING
         self._exchanges[exchange.rid] = exchange
+        self._enter(exchange, Step.QUEUED, "" if exchange.attempt == 0 else "again, as the worker was lost")
         request = exchange.request
         self._control.acquire(
             exchange.rid, request.model, request.hash(), request.priority, exchange.left_ms(self._loop.time())
         )
+
+    def queued(self, message: Queued) -> None:
+        """What it waits for; the feed knows how far the load is."""
+        exchange = self._exchanges.get(message.rid)
+        if exchange is None or exchange.stage is not Stage.ACQUIRING:
+            return
+        slot = self._control.feed.find(exchange.request.model)
+        if message.state in LOADING:
+            self._enter(exchange, Step.LOAD, (slot.stage if slot is not None else None) or message.state)
+        else:
+            self._enter(exchange, Step.QUEUED, "" if message.state == Step.QUEUED else message.state)
 
     def granted(self, message: Granted) -> None:
         exchange = self._exchanges.get(message.rid)
@@ -147,6 +174,7 @@ class Link:
         if exchange is not None:
             self._drop(exchange)
             exchange.fail(Failure(message.code, message.message, message.retry_after_s))
+            self._over(exchange, message.code)
 
     def lost(self, message: Lost) -> None:
         """The lease is void already, so there is nothing to release."""
@@ -161,6 +189,18 @@ class Link:
         if exchange.granted is not None:
             self._control.release(exchange.granted.lease, outcome, exchange.prompt_tokens, exchange.tokens)
 
+    def _end(self, exchange: Exchange, outcome: str) -> None:
+        self._finish(exchange, outcome)
+        self._over(exchange, outcome)
+
+    def _over(self, exchange: Exchange, outcome: str) -> None:
+        """Whatever became of it before does not change any more."""
+        exchange.trace.end(outcome, time.monotonic())
+        self._records.settle(exchange.record)
+
+    def _enter(self, exchange: Exchange, step: Step, detail: str = "") -> None:
+        exchange.trace.enter(step, time.monotonic(), detail)
+
     def _drop(self, exchange: Exchange) -> None:
         exchange.stop_timer()
         self._exchanges.pop(exchange.count_rid if exchange.stage is Stage.COUNTING else exchange.rid, None)
@@ -172,6 +212,7 @@ class Link:
             self._acquire(exchange)
         else:
             exchange.fail(failure)
+            self._over(exchange, failure.code)
 
     # ------------------------------------------------------------------ workers
 
@@ -189,11 +230,14 @@ class Link:
         except msgspec.ValidationError as e:
             self._finish(exchange, Code.INTERNAL)
             exchange.fail(Failure(Code.INTERNAL, f"A default of model {granted.model!r} is wrong: {e}"))
+            self._over(exchange, Code.INTERNAL)
             return
         if self._workers.has_joined(granted.worker) and self._workers.send(granted.worker, submit):
             exchange.stage = Stage.RUNNING
             exchange.stop_timer()
+            self._enter(exchange, Step.PREPARE)
         elif exchange.timer is None:
+            self._enter(exchange, Step.JOIN)
             self._after(JOIN_LIMIT_S, exchange, lambda: self._worker_did_not_join(exchange))
 
     def _on_join(self, worker: str) -> None:
@@ -222,8 +266,9 @@ class Link:
         elif exchange := self._running(worker, message.rid):
             if isinstance(message, Accepted):
                 exchange.accept(message)
+                exchange.trace.accept(_expected(message), time.monotonic())
             elif isinstance(message, Result):
-                self._finish(exchange, "ok")
+                self._end(exchange, "ok")
                 exchange.answer(message)
             elif isinstance(message, Problem):
                 self._finish(exchange, message.code)
@@ -231,10 +276,11 @@ class Link:
 
     def _on_row(self, exchange: Exchange, row: Row) -> None:
         failure = exchange.output(row)
+        exchange.trace.output(row, time.monotonic())
         if failure is not None:
             exchange.fail(failure)
         if exchange.is_over:
-            self._finish(exchange, row.finish or "ok")
+            self._end(exchange, row.finish or "ok")
         elif failure is not None:
             self.leave(exchange)  # the worker is still at it
 
@@ -243,3 +289,13 @@ class Link:
         if exchange is None or exchange.stage is not Stage.RUNNING or exchange.granted is None:
             return None
         return exchange if exchange.granted.worker == worker else None
+
+
+def _expected(accepted: Accepted) -> Usage:
+    """Until the last row says what it really was."""
+    return Usage(
+        prompt_tokens=accepted.prompt_tokens,
+        completion_tokens=0,
+        cached_hot=accepted.cached_hot,
+        cached_cold=accepted.cached_cold,
+    )

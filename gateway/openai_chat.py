@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gateway.answer import Choice, answer
 from gateway.body import json_object
-from gateway.desk import DESK, IGNORED, REQUEST_ID, Desk, json_response
+from gateway.desk import DESK, IGNORED, RECORD, Desk, json_response
 from gateway.errors import ApiError
 from gateway.inbox import Output, Started
 from gateway.openai_fields import CHAT
@@ -29,13 +29,15 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     except ValidationError as e:
         raise invalid(e) from None
     model = desk.model(chat.model)
-    envelope = _envelope(desk, request[REQUEST_ID], chat, model.shown)
-    with answer(desk.link, request[REQUEST_ID], [replace(chat.neutral(), model=model.name)]) as held:
+    envelope = _envelope(desk, request[RECORD].id, chat, model.shown)
+    with answer(desk.link, request[RECORD], [replace(chat.neutral(), model=model.name)]) as held:
         if chat.stream:
-            wanted = UsageWanted(at_end=chat.include_usage, in_every_chunk=chat.continuous_usage)
+            timings = held.timings if chat.timings else None
+            wanted = UsageWanted(at_end=chat.include_usage, in_every_chunk=chat.continuous_usage, timings=timings)
             chunks = ChatChunks(envelope, wanted, held.choices, with_logprobs=bool(chat.logprobs))
             return await stream(request, held, chunks, desk.pace)
-        return json_response(_whole(envelope, await held.whole(), with_logprobs=bool(chat.logprobs)))
+        body = _whole(envelope, await held.whole(), with_logprobs=bool(chat.logprobs))
+        return json_response({**body, "timings": held.timings()} if chat.timings else body)
 
 
 class ChatChunks:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from gateway.answer import Choice, answer
 from gateway.body import json_object
-from gateway.desk import DESK, IGNORED, REQUEST_ID, json_response
+from gateway.desk import DESK, IGNORED, RECORD, json_response
 from gateway.errors import ApiError
 from gateway.inbox import Output, Started
 from gateway.openai_fields import COMPLETIONS
@@ -30,21 +30,24 @@ async def completions(request: web.Request) -> web.StreamResponse:
     model = desk.model(completion.model)
     requests = [replace(one, model=model.name) for one in completion.neutral()]
     envelope = Envelope(
-        id=f"cmpl-{request[REQUEST_ID].removeprefix('req_')}",
+        id=f"cmpl-{request[RECORD].id.removeprefix('req_')}",
         kind="text_completion",
         created=int(time.time()),
         model=model.shown,
         fingerprint=desk.fingerprint,
     )
     with_logprobs = completion.logprobs is not None
-    with answer(desk.link, request[REQUEST_ID], requests) as held:
+    with answer(desk.link, request[RECORD], requests) as held:
         if completion.stream:
-            wanted = UsageWanted(at_end=completion.include_usage, in_every_chunk=completion.continuous_usage)
+            timings = held.timings if completion.timings else None
+            wanted = UsageWanted(at_end=completion.include_usage, in_every_chunk=completion.continuous_usage, timings=timings)
             chunks = CompletionChunks(envelope, wanted, held.choices, with_logprobs=with_logprobs)
             return await stream(request, held, chunks, desk.pace)
         choices = await held.whole()
     answered = envelope.body([_whole(index, choice, with_logprobs=with_logprobs) for index, choice in enumerate(choices)])
     answered["usage"] = usage_body(choice.usage for choice in choices if choice.usage is not None)
+    if completion.timings:
+        answered["timings"] = held.timings()
     return json_response(answered)
 
 

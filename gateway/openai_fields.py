@@ -33,7 +33,7 @@ class Fields:
 
 _SAMPLING = frozenset(
     {
-        *("model", "stream", "stream_options", "stop", "seed", "max_tokens", "logit_bias", "cache_salt"),
+        *("model", "stream", "stream_options", "stop", "seed", "max_tokens", "logit_bias", "cache_salt", "timings"),
         *("temperature", "top_p", "top_k", "min_p"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("n", "logprobs", "min_tokens", "ignore_eos", "xtc_probability", "xtc_threshold"),

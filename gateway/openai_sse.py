@@ -3,7 +3,7 @@
 What a choice looks like differs between chat and completions and is theirs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -43,6 +43,8 @@ class Envelope:
 class UsageWanted:
     at_end: bool
     in_every_chunk: bool
+    timings: Callable[[], dict[str, object]] | None = None
+    """Of the whole answer, for its last chunk with anything in it."""
 
 
 class Frames:
@@ -83,12 +85,17 @@ class Frames:
         body = self._envelope.body([choice])
         if self._wanted.at_end:
             body["usage"] = usage_body(self._usages.values()) if self._wanted.in_every_chunk else None
+        elif self._wanted.timings is not None and not self._unfinished and choice["finish_reason"] is not None:
+            body["timings"] = self._wanted.timings()
         return _event(body)
 
     def closing(self) -> bytes:
         if not self._wanted.at_end:
             return DONE
-        return _event({**self._envelope.body([]), "usage": usage_body(self._usages.values())}) + DONE
+        body = {**self._envelope.body([]), "usage": usage_body(self._usages.values())}
+        if self._wanted.timings is not None:
+            body["timings"] = self._wanted.timings()
+        return _event(body) + DONE
 
     def error(self, error: ApiError) -> bytes:
         """No finish_reason and no [DONE] follow: clients take either for success."""

@@ -72,6 +72,7 @@ class _Generation(_Body):
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    timings: bool | None = None
     response_format: Annotated[Format | None, PlainValidator(as_response_format)] = None
     structured_outputs: Annotated[Format | None, PlainValidator(as_structured_outputs)] = None
     guided_json: Annotated[Format | None, PlainValidator(as_schema)] = None

@@ -53,6 +53,7 @@ class Admin:
             "config": self._config,
             "reload": self._reload,
             "cache_explain": supervisor.explaining.ask,
+            "trace": supervisor.tracing.ask,
             "stop": self._stop,
             **ProfileVerbs(supervisor, self.reply, self._read_settings).verbs,
             **CacheVerbs(supervisor.store, self.reply, self.refuse).verbs,

@@ -24,6 +24,7 @@ from supervisor.protocol import (
     ProtocolError,
     Release,
     Reply,
+    Traced,
     UnknownKind,
     Watch,
     decode,
@@ -43,6 +44,7 @@ class ControlShell(Protocol):
     def from_gateway(self, gateway: str, message: FromGateway) -> None: ...
     def from_client(self, identity: bytes, message: Call | Watch) -> None: ...
     def other_build(self, other: str) -> bool: ...
+    def traced(self, message: Traced) -> None: ...
 
 
 class Control:
@@ -106,6 +108,8 @@ class Control:
                 self._shell.from_client(attendant.identity, message)
             case Acquire() | Abandon() | Release() | GatewayBeat():
                 self._shell.from_gateway(attendant.identity.decode(), message)
+            case Traced():
+                self._shell.traced(message)
             case _:
                 log.debug("%s: %s", attendant.duty.name, message.KIND)
         attendant.heard()

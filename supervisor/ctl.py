@@ -21,6 +21,7 @@ from supervisor import (
     ctl_profiles,
     ctl_server,
     ctl_service,
+    ctl_trace,
 )
 from supervisor.ctl_home import Home
 
@@ -43,7 +44,7 @@ for command in (
     *(ctl_server.serve, ctl_server.status, ctl_server.ps, ctl_server.reload, ctl_server.stop),
     *(ctl_models.models, ctl_models.load, ctl_models.unload, ctl_models.reset, ctl_models.pin, ctl_models.unpin),
     ctl_profiles.apply,
-    *(ctl_events.events, ctl_operate.restart, ctl_operate.dump),
+    *(ctl_trace.trace, ctl_events.events, ctl_operate.restart, ctl_operate.dump),
     *(ctl_cache.cache, ctl_logs.logs, ctl_chat.chat, ctl_chat.run, ctl_config.config, ctl_doctor.doctor, ctl_service.service),
 ):
     omlxctl.add_command(command)

@@ -27,7 +27,7 @@ Exit status:
   1    it failed; the message says why
   2    the command line or a setting is wrong
   3    the server is not running
-  4    there is no such model, log or file
+  4    there is no such model, log, file or request
   5    the server is there but refuses (too large, busy, not allowed)
   130  interrupted with Ctrl-C
 """

@@ -52,6 +52,7 @@ class Code(StrEnum):
     CANCELLED = "cancelled"
     INTERNAL = "internal"
     UNKNOWN_KIND = "unknown_kind"
+    NOT_FOUND = "not_found"
     VERSION_MISMATCH = "version_mismatch"
 
 
@@ -141,8 +142,10 @@ class Usage(Part, frozen=True, kw_only=True):
 
 
 class Timings(Part, frozen=True, kw_only=True):
-    """Seconds spent per stage of one request, as the worker saw them."""
+    """Seconds spent per stage of one request, as the worker saw them: one after the other, from submit on."""
 
+    prepare_s: float = 0.0
+    """Template, tokens and grammar."""
     queued_s: float = 0.0
     restore_s: float = 0.0
     prefill_s: float = 0.0
@@ -183,6 +186,7 @@ class Row(Part, frozen=True, kw_only=True):
     usage: Usage | None = None
     """Set in the row that carries `finish`."""
     timings: Timings | None = None
+    """Set there too, and in the row of the first token."""
 
 
 class SlotStatus(Part, frozen=True, kw_only=True):
@@ -404,6 +408,22 @@ class Explained(Message, frozen=True, kw_only=True):
     KIND = "explained"
     rid: str
     lines: list[str] = []
+
+
+class Trace(Message, frozen=True, kw_only=True):
+    """s→g: where did the time of that request go? Answered by `Traced`."""
+
+    KIND = "trace"
+    call: str
+    rid: str
+
+
+class Traced(Message, frozen=True, kw_only=True):
+    """g→s: all requests of that name, which is the client's to choose or the x-request-id; none that is remembered."""
+
+    KIND = "traced"
+    call: str
+    requests: list[dict[str, object]] = []
 
 
 class Stop(Message, frozen=True, kw_only=True):
@@ -677,6 +697,7 @@ KINDS: dict[str, type[Message]] = {
     kind.KIND: kind
     for kind in (
         *(Hello, Assign, LoadProgress, Ready, Beat, Want, Grant, Fault, Bye, Trim, Explain, Explained, Stop, GatewayLost),
+        *(Trace, Traced),
         *(Acquire, Abandon, Release, GatewayBeat, Queued, Granted, Rejected, Lost),
         *(Watch, Snapshot, Event, Call, Note, Reply),
         *(Join, Welcome, Submit, Accepted, Cancel, Rows, PrefillProgress, Result, Problem),

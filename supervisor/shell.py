@@ -41,6 +41,7 @@ from supervisor.protocol import (
     ServerStatus,
     SlotStatus,
     Snapshot,
+    Traced,
     Watch,
 )
 from supervisor.restarting import End, Restarting
@@ -51,6 +52,7 @@ from supervisor.slot import Machine
 from supervisor.staff import Staff
 from supervisor.stay_awake import StayAwake
 from supervisor.store_keeper import StoreKeeper
+from supervisor.tracing import Tracing
 
 log = logging.getLogger("omlxd")
 
@@ -89,6 +91,7 @@ class Supervisor:
         self.feed = Feed(self.send)
         self.fleet = Fleet(self)
         self.explaining = Explaining(self)
+        self.tracing = Tracing(self)
         self.store = StoreKeeper(self)
         self.importer = Importer(self)
         self.meters = Meters(self)
@@ -277,6 +280,9 @@ class Supervisor:
 
     def explained(self, worker: bytes, message: Explained) -> None:
         self.explaining.take(worker, message)
+
+    def traced(self, message: Traced) -> None:
+        self.tracing.take(message)
 
     def attendant_lost(self, identity: str) -> None:
         self.feed.forget(identity.encode())

@@ -53,6 +53,8 @@ class Job:
     """The prompt's text, to be said before the answer; with `logprobs`, each of the prompt's tokens is scored too."""
     matcher: Matcher | None = None
     """The grammar that the answer must follow, at its start; to be copied, not used."""
+    prepared_at: float | None = None
+    """When its prompt was all tokens; None = it came as such."""
 
     @property
     def scores_prompt(self) -> bool:

@@ -270,6 +270,7 @@ def job(submit: Submit, prepared: Prepared, submitted_at: float) -> Job:
         cache_salt=submit.cache_salt or "",
         lease=submit.lease,
         submitted_at=submitted_at,
+        prepared_at=time.monotonic(),
         priority=submit.priority,
         logprobs=submit.logprobs,
         echo=prepared.echo,

