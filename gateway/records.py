@@ -136,6 +136,7 @@ def _plain(trace: Trace, received_at: float, now: float) -> dict[str, object]:
         "rid": trace.rid,
         "outcome": trace.outcome or None,
         "attempts": trace.attempts,
+        "parks": trace.parks,
         "prompt_tokens": trace.usage.prompt_tokens,
         "completion_tokens": trace.completion_tokens,
         "cached_ram_tokens": trace.usage.cached_hot,

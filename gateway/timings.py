@@ -22,6 +22,7 @@ class Summary:
     completion_tokens: int
     cached_hot: int
     cached_cold: int
+    parks: int
     decoded_tokens: int
     """Of the completion, without the first of each answer, which is the prefill's work."""
 
@@ -43,6 +44,7 @@ class Summary:
             "decode_tokens_per_s": _rounded(self.decode_tokens_per_s),
             "cached_ram_tokens": self.cached_hot,
             "cached_ssd_tokens": self.cached_cold,
+            "parks": self.parks,
         }
 
     def line(self) -> str:
@@ -54,6 +56,7 @@ class Summary:
         ]
         parts += [] if self.first_token_s is None else [f"first={self.first_token_s:.3f}"]
         rates = {"prefill_tps": self.prefill_tokens_per_s, "decode_tps": self.decode_tokens_per_s}
+        parts += [f"parks={self.parks}"] if self.parks else []
         parts += [f"{name}={rate:.4g}" for name, rate in rates.items() if rate is not None]
         return " ".join([*(parts if self.spent else []), f"total={self.total_s:.3f}"])
 
@@ -73,6 +76,7 @@ def summary_of(answers: Sequence[Trace], received_at: float, now: float) -> Summ
         completion_tokens=sum(trace.completion_tokens for trace in answers),
         cached_hot=sum(trace.usage.cached_hot for trace in answers),
         cached_cold=sum(trace.usage.cached_cold for trace in answers),
+        parks=sum(trace.parks for trace in answers),
         decoded_tokens=sum(trace.decoded_tokens for trace in answers),
     )
 

@@ -52,6 +52,8 @@ class Trace:
     outcome: str = ""
     """The first that is known of its end: a finish reason, or the code of what went wrong."""
     attempts: int = 1
+    parks: int = 0
+    """How often the worker put it aside, all choices together."""
     usage: Usage = NOTHING
     """Of its first choice; the prompt is that of all."""
     first_token_at: float | None = None
@@ -79,6 +81,8 @@ class Trace:
         self._tokens[row.choice] = row.tokens
         if row.usage is not None and row.choice == 0:
             self.usage = row.usage
+        if row.finish is not None and row.timings is not None:
+            self.parks += row.timings.parks
 
     @property
     def completion_tokens(self) -> int:

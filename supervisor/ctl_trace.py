@@ -21,6 +21,7 @@ class Answer(msgspec.Struct, frozen=True):
     rid: str
     outcome: str | None
     attempts: int
+    parks: int
     prompt_tokens: int
     completion_tokens: int
     cached_ram_tokens: int
@@ -80,6 +81,7 @@ def _show(request: Request) -> None:
 def _show_answer(answer: Answer, total_s: float) -> None:
     cached = f"{answer.cached_ram_tokens} from RAM, {answer.cached_ssd_tokens} from SSD"
     tries = f", {answer.attempts} attempts" if answer.attempts > 1 else ""
+    tries += f", put aside {answer.parks} times" if answer.parks else ""
     click.echo(f"{answer.rid}: {answer.outcome or 'running'}{tries}")
     click.echo(f"prompt {answer.prompt_tokens} tokens ({cached}), answer {answer.completion_tokens} tokens")
     rows = [[step.step, step.detail, seconds(step.at_s), seconds(step.took_s), _share(step, total_s)] for step in answer.steps]

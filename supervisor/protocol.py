@@ -152,6 +152,8 @@ class Timings(Part, frozen=True, kw_only=True):
     first_token_s: float = 0.0
     """From submit to the first token."""
     decode_s: float = 0.0
+    parks: int = 0
+    """How often it was put aside; how long that was is in the stage it was in."""
 
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]

@@ -166,4 +166,5 @@ class Sequence:
             prefill_s=first_at - prefill_at,
             first_token_s=first_at - submitted_at,
             decode_s=now - first_at,
+            parks=self.parks,
         )

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.records import KEPT, KEPT_ANSWERS, Records
 from gateway.timings import summary_of
@@ -46,12 +47,13 @@ def test_the_last_row_says_the_same_and_ends_it() -> None:
     trace = begun()
     trace.output(row(1, FIRST), 111.0)
     trace.output(row(3), 112.0)
-    trace.output(row(6, LAST, last=True), 116.0)
+    trace.output(row(6, replace(LAST, parks=2), last=True), 116.0)
     trace.end("stop", 116.0)
     assert steps(trace, 999.0) == [*TOLD, ("decode", 5.0)]
     summary = summary_of([trace], 100.0, 999.0)
     assert (summary.total_s, summary.first_token_s) == (16.0, 11.0)
     assert summary.prefill_tokens_per_s == pytest.approx(3 / 4), "six of nine tokens were cached"
+    assert summary.parks == 2
     assert summary.decode_tokens_per_s == pytest.approx(5 / 5), "the first token is the prefill's"
 
 
