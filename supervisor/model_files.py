@@ -33,6 +33,7 @@ class ModelFiles:
     context: int
     weights_bytes: int
     kv_bytes_per_token: int
+    kv_element_bytes: int
     created: float
     changed: float
     """When the newest of config and weights was written."""
@@ -65,6 +66,7 @@ def read_model(directory: Path) -> ModelFiles:
         or DEFAULT_CONTEXT_TOKENS,
         weights_bytes=weights_bytes,
         kv_bytes_per_token=_kv_bytes_per_token(text, dtype_bytes),
+        kv_element_bytes=dtype_bytes,
         created=directory.stat().st_mtime,
         changed=max(file.stat().st_mtime for file in (directory / "config.json", *shards) if file.exists()),
         generation=_generation(directory),

@@ -10,6 +10,7 @@ from supervisor.adapters import with_adapters, with_inherited
 from supervisor.cache_plan import CachePlan, plan_cache
 from supervisor.catalog import Catalog, CatalogEntry, scan
 from supervisor.defaults import NO_PROFILE, Default, defaults_of
+from supervisor.load_options import LoadOptions, load_options
 from supervisor.paths import Paths
 from supervisor.protocol import Assign, CacheGrant, Grants, ModelRef
 from supervisor.settings import Profile, Settings
@@ -97,7 +98,10 @@ class Roster:
         return plan_cache(self.settings.cache, self.settings.of_model(model), self.budget_bytes)
 
     def load_sum(self, entry: CatalogEntry) -> budget.LoadSum:
-        return budget.load_sum(entry.files.weights_bytes, entry.files.kv_bytes_per_token, self.context(entry))
+        return self.options(entry).load_sum(entry.files, self.context(entry))
+
+    def options(self, entry: CatalogEntry) -> LoadOptions:
+        return load_options(self.settings.of_model(entry.id))
 
     def estimate_bytes(self, entry: CatalogEntry) -> int:
         return self.load_sum(entry).total_bytes + self.cache_plan(entry.id).hot_bytes
@@ -156,6 +160,7 @@ class Roster:
             ),
             settings={
                 "trust_remote_code": trust,
+                **self.options(entry).worker_settings(),
                 "volatile_headers": list(cache.volatile_headers),
                 "warm_start": cache.warm_start,
                 "max_gap_ms": self.settings.scheduler.max_gap_ms,

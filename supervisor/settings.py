@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast
 
-from supervisor.settings_values import Size, auto_or, choice, each, real, size, switch, table, text, texts, whole
+from supervisor.settings_values import Size, auto_or, choice, each, one_of, real, size, switch, table, text, texts, whole
 
 T = TypeVar("T")
 
@@ -322,6 +322,30 @@ class ModelSettings:
     )
     ssd_dtype: str | None = _leaf(
         None, "as in cache, for this model", auto_or(choice("native", "int8")), applies="load", flag=None, env=None
+    )
+    kv_bits: int | None = _leaf(
+        None,
+        "keep KV in this many bits, 2, 4 or 8 (auto: as the model computes it); such a model serves one request at a time",
+        auto_or(one_of(2, 4, 8)),
+        applies="load",
+        flag=None,
+        env=None,
+    )
+    kv_group_size: int | None = _leaf(
+        None,
+        "numbers that share a scale where kv_bits is set: 32, 64 or 128 (auto: 64)",
+        auto_or(one_of(32, 64, 128)),
+        applies="load",
+        flag=None,
+        env=None,
+    )
+    quantized_kv_start: int | None = _leaf(
+        None,
+        "where kv_bits is set: tokens up to which KV stays as it is, and is not cached (auto: 0)",
+        auto_or(whole(0)),
+        applies="load",
+        flag=None,
+        env=None,
     )
     max_tokens: int | None = _leaf(
         None, "longest answer to a request that names no length", auto_or(whole(1)), applies="live", flag=None, env=None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from supervisor import settings_names
+from supervisor.load_options import contradictions
 from supervisor.settings import SECTIONS, CatalogSettings, Leaf, ModelSettings, Profile, Settings, leaves, leaves_of
 from supervisor.settings_profiles import TEMPLATES, read_profiles, unknown_defaults
 from supervisor.settings_values import Refused
@@ -72,6 +73,8 @@ def load(
     of_models = {model: _model(model, table, templates, problems) for model, table in models.items()}
     problems += settings_names.clashes(of_models, of_models, templates)
     problems += unknown_defaults(of_models, templates)
+    for model, own in of_models.items():
+        problems += contradictions(model, own, of_models.get(model.rpartition("+")[0], own))
     if problems:
         raise SettingsInvalid(problems)
     settings = Settings(**cast("dict[str, None]", sections), models=cast("Mapping[str, ModelSettings]", of_models))  # pyright: ignore[reportArgumentType]

@@ -84,6 +84,15 @@ def whole(low: int, high: int | None = None) -> Callable[[object], object]:
     return parse
 
 
+def one_of(*numbers: int) -> Callable[[object], object]:
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or str(value) not in map(str, numbers):
+            raise Refused(f"one of {', '.join(map(str, numbers))} is expected")
+        return int(str(value))
+
+    return parse
+
+
 def real(low: float, high: float) -> Callable[[object], object]:
     def parse(value: object) -> float:
         try:

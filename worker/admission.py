@@ -30,9 +30,17 @@ class KvCost:
 
     layers: tuple[tuple[int, int | None], ...]
     """(bytes per token, window) of every layer that keeps rows."""
+    early: "KvCost | None" = None
+    """What they take up to `early_tokens`, where that is something else."""
+    early_tokens: int = 0
 
     def bytes(self, tokens: int) -> int:
-        return sum(each * (tokens if window is None else min(tokens, window)) for each, window in self.layers)
+        own = sum(each * (tokens if window is None else min(tokens, window)) for each, window in self.layers)
+        return own if self.early is None else max(own, self.early.bytes(min(tokens, self.early_tokens)))
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(each for each, _ in self.layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,9 @@ class Arrivals:
     def _scoring(self, job: Job) -> Scoring:
         loaded = self._loaded
         chunk_tokens = max(1, self._lanes.chunks.busy_tokens // 2)  # another prompt may be prefilled in the same round
-        return Scoring(loaded.model, loaded.new_cache(), job.prompt, job.logprobs or 0, loaded.vocab_size, chunk_tokens)
+        return Scoring(
+            loaded.model, loaded.new_cache(), job.prompt, job.logprobs or 0, loaded.vocab_size, chunk_tokens, loaded.quantizing
+        )
 
     def _insert(self, sequence: Sequence, restored: Restored | Scored) -> None:
         job = sequence.job

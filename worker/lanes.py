@@ -249,7 +249,7 @@ def _never(_: mx.array) -> mx.array:
     raise AssertionError("every sequence has its own sampler")
 
 
-def segments_of(prompt: Sequence[int], start: int, chunks: Chunks, extra_edge: int = 0) -> list[list[int]]:
+def segments_of(prompt: Sequence[int], start: int, chunks: Chunks, *extra_edges: int) -> list[list[int]]:
     """The prompt from `start` on, cut where every run of it is cut: a restored run repeats the cold one's chunks bit for bit.
 
     Edges are the multiples of the idle chunk, the last block boundary that can be restored, and the last token, which is what
@@ -258,5 +258,5 @@ def segments_of(prompt: Sequence[int], start: int, chunks: Chunks, extra_edge: i
     last = len(prompt) - 1
     whole = last // chunks.block_tokens * chunks.block_tokens
     edges = {*range(start // chunks.idle_tokens * chunks.idle_tokens, last, chunks.idle_tokens), whole, last, len(prompt)}
-    cuts = [start, *sorted(edge for edge in {*edges, extra_edge} if start < edge <= len(prompt))]
+    cuts = [start, *sorted(edge for edge in {*edges, *extra_edges} if start < edge <= len(prompt))]
     return [list(prompt[a:b]) for a, b in itertools.pairwise(cuts)]

@@ -6,16 +6,19 @@ Knows mlx_lm's loading functions and how they fail; must not know requests or ca
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
 from mlx import nn
 
+from worker.admission import KvCost
 from worker.checkpoint import Checkpoint
 from worker.faults import LoadFailed, ModelUnloadable, code_of
 from worker.job import LoadStage
+from worker.kv_quantizing import KvQuantizing
+from worker.memory import kv_cost
 from worker.mlx_types import Cache, LanguageModel, evaluate
 
 WARM_TOKENS = 8
@@ -29,23 +32,39 @@ Progress = Callable[[LoadStage, int, int], None]
 class LoadedModel:
     model: LanguageModel
     new_cache: Callable[[], Cache]
+    """For a sequence that begins with its first token."""
     weights_bytes: int
     vocab_size: int
     """Width of the output layer, which may be padded beyond the tokenizer's."""
-    kv_bytes_per_token: int
+    kv_cost: KvCost
     warm_cache: Cache
     """What the warm-up forward left behind: shows kinds, shapes and dtypes of the leaves."""
     source_files: tuple[str, ...]
     """Python files that compute the KV values."""
+    quantizing: KvQuantizing | None = None
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.kv_cost.bytes_per_token
+
+    def restored_cache(self) -> Cache:
+        """To be filled with rows like those of `warm_cache`."""
+        cache = self.new_cache()
+        if self.quantizing is not None:
+            self.quantizing.settle(cache, self.quantizing.start)
+        return cache
 
 
-def load(checkpoint: Checkpoint, progress: Progress, *, trust_remote_code: bool = False) -> LoadedModel:
+def load(
+    checkpoint: Checkpoint, progress: Progress, quantizing: KvQuantizing | None = None, *, trust_remote_code: bool = False
+) -> LoadedModel:
     """Raises LoadFailed, or ModelUnloadable when another try is pointless."""
     try:
         model = _build(checkpoint, trust_remote_code)
         weights_bytes = _read_weights(model, progress)
         progress("warm", 0, 1)
-        return _warm(model, weights_bytes)
+        loaded = _warm(model, weights_bytes)
+        return loaded if quantizing is None else _quantized(loaded, quantizing)
     except (RuntimeError, MemoryError) as e:
         raise LoadFailed(f"{checkpoint.path.name} could not be loaded: {e}", code_of(e)) from e
 
@@ -117,20 +136,35 @@ def _warm(model: LanguageModel, weights_bytes: int) -> LoadedModel:
         new_cache=new_cache,
         weights_bytes=weights_bytes,
         vocab_size=logits.shape[-1],
-        kv_bytes_per_token=_bytes_per_token(cache),
+        kv_cost=kv_cost(cache),
         warm_cache=cache,
         source_files=_sources(model, cache),
     )
 
 
-def _bytes_per_token(leaves: object) -> int:
-    """Over all leaves with keys and values of one row per token; recurrent state does not grow."""
-    if isinstance(leaves, list | tuple):
-        return sum(_bytes_per_token(leaf) for leaf in cast("list[object]", leaves))
-    if isinstance(inner := getattr(leaves, "caches", None), list | tuple):
-        return _bytes_per_token(cast("list[object]", inner))
-    pair = [getattr(leaves, name, None) for name in ("keys", "values")]
-    return sum(array.nbytes // array.shape[2] for array in pair if isinstance(array, mx.array) and array.ndim == 4)
+def _quantized(plain: LoadedModel, quantizing: KvQuantizing) -> LoadedModel:
+    """The same model with quantized caches, once a forward pass has shown that its layers can use them."""
+
+    def new_cache() -> Cache:
+        cache = plain.new_cache()
+        quantizing.settle(cache, 0)
+        return cache
+
+    cache = plain.new_cache()
+    quantizing.quantize(cache)
+    try:
+        evaluate([plain.model(mx.zeros((1, WARM_TOKENS), dtype=mx.int32), cache=cache)])
+    except (ValueError, TypeError, AttributeError, IndexError) as e:
+        raise quantizing.refused(str(e)) from e
+    early = plain.kv_cost if quantizing.start else None
+    return replace(
+        plain,
+        new_cache=new_cache,
+        warm_cache=cache,
+        kv_cost=replace(kv_cost(cache), early=early, early_tokens=quantizing.start),
+        source_files=_sources(plain.model, cache),
+        quantizing=quantizing,
+    )
 
 
 def _sources(model: LanguageModel, cache: Cache) -> tuple[str, ...]:

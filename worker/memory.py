@@ -1,5 +1,8 @@
 """MLX's own memory limits, set in one place. They are soft: what may be admitted is decided by arithmetic elsewhere."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import mlx.core as mx
 
 from worker.admission import KvCost
@@ -27,6 +30,7 @@ def kv_cost(warm: Cache) -> KvCost:
     layers: list[tuple[int, int | None]] = []
     for _, leaf in leaves_of(warm):
         keys, window = getattr(leaf, "keys", None), getattr(leaf, "max_size", None) or getattr(leaf, "chunk_size", None)
-        if isinstance(keys, mx.array) and keys.ndim == 4:
-            layers.append((leaf.nbytes // keys.shape[2], window))
+        rows = cast("Sequence[object]", keys)[0] if isinstance(keys, list | tuple) else keys  # quantized ones come in parts
+        if isinstance(rows, mx.array) and rows.ndim == 4:
+            layers.append((leaf.nbytes // rows.shape[2], window))
     return KvCost(tuple(layers))

@@ -36,8 +36,15 @@ class Found:
 
 class PrefixCache:
     def __init__(
-        self, namespace: Namespace, layout: Layout, hot: HotTier, spill: Spill | None, new_cache: Callable[[], Cache]
+        self,
+        namespace: Namespace,
+        layout: Layout,
+        hot: HotTier,
+        spill: Spill | None,
+        new_cache: Callable[[], Cache],
+        least_tokens: int = 0,
     ) -> None:
+        """Rows are those of this layout only once a sequence has `least_tokens`: fewer are neither kept nor found."""
         self.asked_tokens = self.hot_tokens = self.cold_tokens = 0
         self._gaps = 0
         self.namespace = namespace
@@ -45,6 +52,7 @@ class PrefixCache:
         self.hot = hot
         self.spill = spill
         self.new_cache = new_cache
+        self.least_tokens = least_tokens
         self.block_tokens = namespace.block_tokens
         self._snapshots = Snapshots(layout, self.block_tokens, lambda key: not self._lacks(key))
 
@@ -65,14 +73,19 @@ class PrefixCache:
         blocks = chain.grow(prompt, last)
         tiers = tuple(self._tiers(chain, blocks))
         tail = chain.tail(prompt, last)
+        if last < self.least_tokens:
+            return Found(tiers, 0, None)
         if len(tiers) == blocks and tail.tokens and self.hot.contains(tail.key):
             return Found(tiers, blocks, tail)
         if not self.layout.has_state:
-            return Found(tiers, len(tiers), None)
+            return Found(tiers, self._enough(len(tiers)), None)
         usable = next((n for n in range(len(tiers), 0, -1) if self.tier_of(chain.snapshot(n - 1, prompt).key)), 0)
         if not self.layout.has_rows and usable:
             tiers = (self.tier_of(chain.snapshot(usable - 1, prompt).key) or "cold",) * usable
-        return Found(tiers, usable, None)
+        return Found(tiers, self._enough(usable), None)
+
+    def _enough(self, blocks: int) -> int:
+        return blocks if blocks * self.block_tokens >= self.least_tokens else 0
 
     def tier_of(self, key: str) -> Tier | None:
         if self.hot.contains(key) or (self.spill is not None and self.spill.is_pending(key)):
@@ -93,13 +106,15 @@ class PrefixCache:
 
         The tail serves an immediate repeat, which then computes one token instead of up to a block.
         """
+        if held.tokens < self.least_tokens:
+            return
         if self.layout.has_rows:
             self._keep_rows(chain, held, list(self._completed(chain, held, tokens)))
         if self.layout.has_state:
             snapshot = self._snapshots.take(chain, held, tokens, prompt_tokens)
             if snapshot is not None:
                 self.keep(chain, snapshot, follows_own_rows=True)
-        if not chain.tail_captured and held.tokens >= prompt_tokens - 1:
+        if not chain.tail_captured and held.tokens >= prompt_tokens - 1 >= self.least_tokens:
             chain.tail_captured = True
             self._keep_tail(chain, held, tokens, prompt_tokens - 1)
 

@@ -63,6 +63,8 @@ class Restore:
         while assembly.allocate_one():
             yield
         blocks, tail = yield from self._collect(assembly, found)
+        if tail is None and blocks * self._block_tokens < self._prefix.least_tokens:
+            blocks = 0  # some of what seemed to be there was damaged
         del self._tiers[blocks:]
         assembly.cut_back(blocks * self._block_tokens)
         if tail is not None:

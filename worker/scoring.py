@@ -12,6 +12,7 @@ from typing import cast
 import mlx.core as mx
 from mlx_lm.generate import generation_stream  # pyright: ignore[reportMissingTypeStubs]
 
+from worker.kv_quantizing import KvQuantizing
 from worker.logprobs import Ranked, entries, entry
 from worker.mlx_types import Cache, LanguageModel, evaluate
 
@@ -32,8 +33,16 @@ class Scored:
 
 class Scoring:
     def __init__(
-        self, model: LanguageModel, cache: Cache, prompt: Sequence[int], top: int, vocab_size: int, most_tokens: int
+        self,
+        model: LanguageModel,
+        cache: Cache,
+        prompt: Sequence[int],
+        top: int,
+        vocab_size: int,
+        most_tokens: int,
+        quantizing: KvQuantizing | None = None,
     ) -> None:
+        self._quantizing = quantizing
         self.entries = [entry(prompt[0], None, ())]
         """One per token so far; there is nothing that the first could be judged by."""
         self._model = model
@@ -47,7 +56,8 @@ class Scoring:
         last = len(self._prompt) - 1
         with mx.stream(_STREAM):
             while (done := len(self.entries) - 1) < last:
-                self._score(done, min(done + self._chunk_tokens, last))
+                end = min(done + self._chunk_tokens, last)
+                self._score(done, end if self._quantizing is None else self._quantizing.stop(done, end))
                 if time.monotonic() >= until:
                     break
         if len(self.entries) <= last:
@@ -58,5 +68,7 @@ class Scoring:
         logits = self._model(mx.array([self._prompt[start:end]]), cache=self._cache)
         ranked = Ranked.of(logits[0], self._top)
         evaluate([*ranked.arrays, *(cast("mx.array", leaf.state) for leaf in self._cache)])
+        if self._quantizing is not None:
+            self._quantizing.settle(self._cache, end)
         self.entries += entries(ranked, self._prompt[start + 1 : end + 1])
         mx.clear_cache()

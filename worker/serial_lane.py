@@ -11,6 +11,7 @@ from typing import cast
 import mlx.core as mx
 from mlx_lm.generate import generation_stream  # pyright: ignore[reportMissingTypeStubs]
 
+from worker.kv_quantizing import KvQuantizing
 from worker.lanes import Chunks, Held, segments_of
 from worker.mlx_types import Cache, LanguageModel, Processor, Sampler
 
@@ -37,8 +38,9 @@ class _Only:
 class SerialLane:
     max_rows = 1
 
-    def __init__(self, model: LanguageModel, chunks: Chunks) -> None:
+    def __init__(self, model: LanguageModel, chunks: Chunks, quantizing: KvQuantizing | None = None) -> None:
         self.chunks = chunks
+        self._quantizing = quantizing
         self._model = model
         self._only: _Only | None = None
         self._uids = 0
@@ -76,7 +78,8 @@ class SerialLane:
         if self._only is not None:
             raise ValueError("a serial lane holds one sequence")
         self._uids += 1
-        segments = segments_of(prompt, cached_tokens, self.chunks, edge)
+        start = 0 if self._quantizing is None else self._quantizing.start
+        segments = segments_of(prompt, cached_tokens, self.chunks, edge, start)
         self._only = _Only(self._uids, cache, sampler, processors, list(prompt[:cached_tokens]), segments)
         return self._uids
 
@@ -124,6 +127,7 @@ class SerialLane:
             only.pending.pop(0)
         logits = self._forward(only, mx.array([chunk]))
         only.tokens += chunk
+        self._settle(only)
         if only.pending:
             # Not the logits: most of the chunk's would be computed for nothing.
             mx.eval([leaf.state for leaf in only.cache])  # pyright: ignore[reportUnknownMemberType]
@@ -136,8 +140,13 @@ class SerialLane:
         logits = self._forward(only, token[None])
         value = cast("int", token.item())
         only.tokens.append(value)
+        self._settle(only)
         self._sample(only, logits)
         return value
+
+    def _settle(self, only: _Only) -> None:
+        if self._quantizing is not None:
+            self._quantizing.settle(only.cache, len(only.tokens))
 
     def _forward(self, only: _Only, inputs: mx.array) -> mx.array:
         return self._model(inputs, cache=only.cache)[:, -1, :]

@@ -22,9 +22,10 @@ from worker.hot import HotTier
 from worker.job import Loaded, LoadSpec, LoadStage, Sink, Text
 from worker.kv import Layout
 from worker.kv_leaves import NotCacheable, why_serial
+from worker.kv_quantizing import KvQuantizing
 from worker.lanes import Chunks, Lane
 from worker.loader import WARM_TOKENS, LoadedModel, load
-from worker.memory import kv_cost, limit_memory
+from worker.memory import limit_memory
 from worker.meter import Meter
 from worker.prefix import PrefixCache
 from worker.sampling import greedy
@@ -51,17 +52,22 @@ def bring_up(
     trust = bool(spec.settings.get("trust_remote_code"))
     adapter = None if spec.ref.adapter is None else Path(spec.ref.adapter)
     checkpoint = open_checkpoint(Path(spec.ref.path), adapter, trust_remote_code=trust)
-    model = load(checkpoint, progress, trust_remote_code=trust)
+    quantizing = KvQuantizing.of(spec.settings)
+    model = load(checkpoint, progress, quantizing, trust_remote_code=trust)
     chunks = chunk_sizes(spec.cache.block)
 
     alone = why_serial(model.warm_cache)
 
     numbers = itertools.count()
-    admission = Admission(kv_cost(model.warm_cache), spec.grants.kv_bytes, int(_number(spec.settings, "kv_ceiling_bytes", 0)))
+    admission = Admission(model.kv_cost, spec.grants.kv_bytes, int(_number(spec.settings, "kv_ceiling_bytes", 0)))
 
     def new_lane() -> Lane | SerialLane:
         first_uid = next(numbers) * LANE_UIDS
-        lane = Lane(model.model, spec.max_batch, chunks, first_uid) if alone is None else SerialLane(model.model, chunks)
+        lane = (
+            Lane(model.model, spec.max_batch, chunks, first_uid)
+            if alone is None
+            else SerialLane(model.model, chunks, quantizing)
+        )
         limit_memory(model.weights_bytes, admission.granted_bytes)
         return lane
 
@@ -101,16 +107,18 @@ def open_prefix_cache(
     except NotCacheable as e:
         return None, str(e)
     sources = [Path(file).read_bytes() for file in model.source_files]
+    added = [] if model.quantizing is None else [model.quantizing.key]
     configs = [config.read_bytes() for config in checkpoint.configs]
     fingerprint = weights_fingerprint(checkpoint.weight_files, [*sources, *configs])
     namespace = Namespace(
         model=spec.ref.id,
         fingerprint=fingerprint,
-        layout=layout_id([*layout.parts(), f"block {block_tokens}".encode(), b"world 1", grant.dtype.encode()]),
+        layout=layout_id([*layout.parts(), *added, f"block {block_tokens}".encode(), b"world 1", grant.dtype.encode()]),
         block_tokens=block_tokens,
     )
     spill = None if grant.dir is None else Spill(open_store(Path(grant.dir), namespace, grant), grant.write_credit)
-    return PrefixCache(namespace, layout, HotTier(grant.hot_bytes), spill, model.new_cache), None
+    least_tokens = 0 if model.quantizing is None else model.quantizing.start
+    return PrefixCache(namespace, layout, HotTier(grant.hot_bytes), spill, model.restored_cache, least_tokens), None
 
 
 def warm_start(

@@ -52,6 +52,9 @@ def of_m(**values: object) -> dict[str, object]:
     [
         {"models": of_m(context=256)},
         {"models": of_m(max_concurrent_requests=2)},
+        {"models": of_m(kv_bits=4)},
+        {"models": of_m(kv_bits=4, kv_group_size=32)},
+        {"models": of_m(kv_bits=4, quantized_kv_start=100)},
         {"models": of_m(trust_remote_code=True)},
         {"model": {"trust_remote_code": True}},
         {"scheduler": {"max_concurrent_requests": 3}},

@@ -54,8 +54,9 @@ class Bench:
         self.close()
         namespace = Namespace(self.family, "f" * 64, f"{chunks.block_tokens:064}", chunks.block_tokens)
         spill = Spill(Store(self.store, namespace), None) if disk else None
+        least = 0 if self.loaded.quantizing is None else self.loaded.quantizing.start
         hot = HotTier(64 << 20 if ram else 0)
-        cache = PrefixCache(namespace, Layout.of(self.loaded.warm_cache), hot, spill, self.loaded.new_cache)
+        cache = PrefixCache(namespace, Layout.of(self.loaded.warm_cache), hot, spill, self.loaded.restored_cache, least)
         self.caches.append(cache)
         return cache
 
@@ -103,7 +104,7 @@ def run(bench: Bench, cache: PrefixCache | None, tokens: list[int], steps: int =
         seen.append(logprobs)
         return mx.argmax(logprobs, axis=-1)
 
-    lane = SerialLane(loaded.model, chunks) if bench.is_serial else Lane(loaded.model, 2, chunks)
+    lane = SerialLane(loaded.model, chunks, loaded.quantizing) if bench.is_serial else Lane(loaded.model, 2, chunks)
     chain = None if cache is None else cache.new_chain("")
     restored = None if cache is None or chain is None else Restore(cache, chain, tokens).advance(float("inf"))
     known = 0 if restored is None else restored.tokens
