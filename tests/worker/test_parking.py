@@ -1,6 +1,7 @@
 """Answers that are put aside in the middle and go on later: nothing of what they say tells it."""
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,15 @@ from supervisor.protocol import CacheGrant, Grant, Sampling
 from tests.stands.equality import assert_same_greedy, greedy_ids
 from tests.stands.families import family_model
 from tests.stands.models import tiny_model
-from tests.stands.sink import GREEDY, Answer, ForcedText, Gate, RunningEngine
+from tests.stands.sink import GREEDY, Answer, ForcedText, Gate, NumberStream, RunningEngine
 from worker import parking
+from worker.admission import ANSWER_TOKENS
+from worker.arrivals import claim
 from worker.job import Job
 from worker.lanes import Lane
+from worker.restore import Restore, Restored
+from worker.scoring import Scoring
+from worker.sequence import Sequence
 from worker.structured import compiled
 from worker.text import Text
 from worker.vocabulary import Vocabulary
@@ -167,6 +173,11 @@ def test_logprobs_and_the_score_of_the_prompt_are_said_once(model: Path, monkeyp
         e.engine.submit(scored("alone"))
         undisturbed = e.sink.of("alone")
         assert undisturbed.over.wait(30)
+    scored_chunks: list[tuple[int, int]] = []
+    score = Scoring._score
+    monkeypatch.setattr(
+        Scoring, "_score", lambda scoring, start, end: (scored_chunks.append((start, end)), score(scoring, start, end))
+    )
     with running(model) as e:
         gate = Gate(monkeypatch)
         first = e.submit("first", prompt(20), 60)
@@ -182,6 +193,7 @@ def test_logprobs_and_the_score_of_the_prompt_are_said_once(model: Path, monkeyp
     def entries(answer: Answer) -> list[dict[str, object]]:
         return [entry for row in answer.rows for entry in row.logprobs or ()]
 
+    assert [start for start, _ in scored_chunks] == sorted({start for start, _ in scored_chunks}), "scored once"
     assert second.text == undisturbed.text
     assert [entry["id"] for entry in entries(second)] == [entry["id"] for entry in entries(undisturbed)]
     assert len(entries(second)) == 30 + 24
@@ -290,6 +302,41 @@ def test_room_that_was_made_is_not_filled_at_once(model: Path, monkeypatch: pyte
         finish(e, gate, first, second, third)
     ends = [row.rid for step in e.sink.steps for row in step if row.finish is not None]
     assert ends[0] == "first"
+
+
+def test_a_prompt_that_is_being_restored_waits_as_well(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    original = Restore.advance
+
+    def slow(restore: Restore, until: float) -> Restored | None:
+        return original(restore, until) if may_end.is_set() else None
+
+    with running(model, tmp_path / "store") as e:
+        gate = Gate(monkeypatch)
+        first = e.submit("first", prompt(30), 40)
+        gate.let(5)
+        monkeypatch.setattr(Restore, "advance", slow)
+        second = e.submit("second", prompt(100, 2), 4)
+        gate.let(3)
+        e.engine.trim("hard", ALL)
+        may_end.set()
+        gate.let(10)
+        assert not second.rows
+        finish(e, gate, first, second)
+        assert e.engine.beat().parks == 0, "it had not begun"
+    assert_same_greedy(model, prompt(100, 2), greedy_ids(model, prompt(100, 2), 4), second.ids)
+
+
+def test_what_goes_on_sets_aside_room_for_what_is_still_to_come() -> None:
+    job = Job("r", tuple(prompt(50)), GREEDY, 3000)
+    sequence = Sequence(job, 0, NumberStream(()), frozenset(), None)
+    assert claim(sequence).tokens == 50 + ANSWER_TOKENS
+    for token in range(2500):
+        sequence.take(token, 0.0)
+    assert claim(sequence).tokens == 2550
+    sequence.parked()
+    assert claim(sequence).tokens == 50 + 3000
+    assert (sequence.parks, sequence.held_tokens) == (1, 0)
 
 
 def test_a_demand_without_a_number_takes_what_is_cached_and_one_answer_at_a_time(
