@@ -42,12 +42,9 @@ class Feed:
         if event.kind == EventKind.CHILD:
             child = msgspec.convert(event.data, ChildStatus)
             self._children[child.name] = child
-        elif event.kind == EventKind.SERVER and self._server is not None and "warnings" in event.data:
-            warnings = msgspec.convert(event.data["warnings"], list[str])
-            self._server = msgspec.structs.replace(self._server, warnings=warnings)
-        elif event.kind == EventKind.SERVER and self._server is not None and "measured_bytes" in event.data:
-            measured_bytes = msgspec.convert(event.data["measured_bytes"], int)
-            self._server = msgspec.structs.replace(self._server, measured_bytes=measured_bytes)
+        elif event.kind == EventKind.SERVER and self._server is not None:
+            known = {name: value for name, value in event.data.items() if name in ServerStatus.__struct_fields__}
+            self._server = msgspec.convert({**msgspec.to_builtins(self._server), **known}, ServerStatus)
         elif event.status is not None:
             self._models[event.status.id] = event.status
         elif event.kind == EventKind.SLOT and event.model is not None:

@@ -5,7 +5,6 @@ Knows nothing of workers or of who holds what (pool.py does), and reads no meter
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,6 +14,8 @@ GIB = 1 << 30
 RUNTIME_BYTES = 614 * MIB  # 0.6 GiB: interpreter, MLX, tokenizer and the compiled kernels of one worker
 KV_FLOOR_TOKENS = 8192
 KV_COPIES = 2  # joining, leaving and growing a batch copies the cache
+
+OWN_BYTES = 320 * MIB  # supervisor, gateway, text worker and janitor: what a limit of the whole tree leaves to them
 
 SMALL_RAM_BYTES = 24 * GIB
 SMALL_RESERVE_BYTES = 4 * GIB
@@ -48,16 +49,6 @@ def metal_cap_bytes(total_ram_bytes: int, wired_limit_bytes: int | None) -> int:
     return total_ram_bytes * 2 // 3
 
 
-def budget_bytes(
-    total_ram_bytes: int, tier: Tier, user_limits_bytes: Iterable[int] = (), metal_cap_bytes: int | None = None
-) -> int:
-    """The least of the user's limits, the Metal cap and RAM minus the reserve; total_ram_bytes is min(physical, cgroup)."""
-    limits = [total_ram_bytes - reserve_bytes(total_ram_bytes, tier), *user_limits_bytes]
-    if metal_cap_bytes is not None:
-        limits.append(metal_cap_bytes)
-    return max(0, min(limits))
-
-
 @dataclass(frozen=True, slots=True)
 class LoadSum:
     """What a load reserves, part by part, so that a refusal can show it."""
@@ -85,6 +76,38 @@ def load_bytes(weights_bytes: int, kv_bytes_per_token: int, context_tokens: int)
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetSum:
+    """How the budget came about: the least of these is it."""
+
+    total_ram_bytes: int
+    reserve_bytes: int
+    metal_cap_bytes: int | None = None
+    models_limit_bytes: int | None = None
+    tree_limit_bytes: int | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        return max(0, min(size for _, size in self._parts()))
+
+    def _parts(self) -> list[tuple[str, int]]:
+        ram, reserve = self.total_ram_bytes, self.reserve_bytes
+        parts = [
+            (f"{gib(ram)} of RAM - {gib(reserve)} reserve", ram - reserve),
+            ("what the GPU may hold", self.metal_cap_bytes),
+            ("memory.max_model_memory", self.models_limit_bytes),
+            (f"memory.max_process_memory - {gib(OWN_BYTES)} for the server itself", self._of_tree()),
+        ]
+        return [(name, size) for name, size in parts if size is not None]
+
+    def _of_tree(self) -> int | None:
+        return None if self.tree_limit_bytes is None else self.tree_limit_bytes - OWN_BYTES
+
+    def __str__(self) -> str:
+        """The one that decides."""
+        return min(self._parts(), key=lambda part: part[1])[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Shortfall:
     """Why a load can never fit as things stand."""
 
@@ -93,15 +116,26 @@ class Shortfall:
     load_detail: str  # str(LoadSum), or ""
     budget_bytes: int
     pinned_bytes: int  # held by pinned models, which are never evicted
+    budget_detail: str = ""
 
 
 def refusal(shortfall: Shortfall) -> str:
     detail = f" ({shortfall.load_detail})" if shortfall.load_detail else ""
+    of_budget = f" ({shortfall.budget_detail})" if shortfall.budget_detail else ""
     held = f", of which pinned models hold {gib(shortfall.pinned_bytes)}" if shortfall.pinned_bytes else ""
     missing = shortfall.load_bytes - (shortfall.budget_bytes - shortfall.pinned_bytes)
     return (
         f"{shortfall.model} needs {gib(shortfall.load_bytes)}{detail} to load; the memory budget is "
-        f"{gib(shortfall.budget_bytes)}{held}: {gib(missing)} too much"
+        f"{gib(shortfall.budget_bytes)}{of_budget}{held}: {gib(missing)} too much"
+    )
+
+
+def weights_refusal(model: str, weights_bytes: int, limit_bytes: int, pinned_bytes: int) -> str:
+    held = f", of which pinned models hold {gib(pinned_bytes)}" if pinned_bytes else ""
+    missing = weights_bytes - (limit_bytes - pinned_bytes)
+    return (
+        f"{model} has weights of {gib(weights_bytes)}; memory.max_model_weights allows {gib(limit_bytes)} for all loaded "
+        f"models{held}: {gib(missing)} too much"
     )
 
 

@@ -97,8 +97,7 @@ def _show_status(result: dict[str, object], as_json: bool, print_json: Callable[
             "address": f"http://{server.host}:{server.port}",
             **({"state": f"restart needed: {server.restart_needed}"} if server.restart_needed else {}),
             "home": server.home,
-            "memory": f"{terminal.size(server.charged_bytes)} of {terminal.size(server.budget_bytes)} given out; "
-            f"{terminal.size(server.reserve_bytes)} is not for models; measured {terminal.size(server.measured_bytes)}",
+            **_memory_facts(server),
             "models": f"{len(server.models)} known, {len(loaded)} loaded{': ' + ', '.join(loaded) if loaded else ''}",
             **{f"cache of {model.id}": model.cache for model in server.models if model.state == "ready"},
             **{child.name: _child(child.state, child.pid, child.restarts) for child in server.children},
@@ -107,15 +106,37 @@ def _show_status(result: dict[str, object], as_json: bool, print_json: Callable[
     charged = [model for model in server.models if model.charged_bytes]
     if charged:
         click.echo()
-        terminal.print_table(["MODEL", "GIVEN", "WEIGHTS", "KV", "HOT CACHE", "MEASURED", ""], [_memory(m) for m in charged])
+        heads = ["MODEL", "GIVEN", "WEIGHTS", "KV", "OF", "HOT CACHE", "OF", "MEASURED", ""]
+        terminal.print_table(heads, [_memory(m) for m in charged])
     for warning in server.warnings:
         terminal.warn(warning)
     return None
 
 
+def _memory_facts(server: ServerStatus) -> dict[str, str]:
+    size = terminal.size
+    facts = {
+        "memory": f"{size(server.charged_bytes)} of {size(server.budget_bytes)} given out; "
+        f"{size(server.reserve_bytes)} is not for models; measured {size(server.measured_bytes)}",
+        "budget": f"{size(server.budget_bytes)}: {server.budget_detail}",
+    }
+    if server.weights_limit_bytes is not None:
+        facts["weights"] = f"{size(server.weights_bytes)} of {size(server.weights_limit_bytes)} (memory.max_model_weights)"
+    if server.process_limit_bytes is not None:
+        facts["processes"] = f"{size(server.measured_bytes)} of {size(server.process_limit_bytes)} (memory.max_process_memory)"
+    if server.missing_bytes:
+        facts["missing"] = f"{size(server.missing_bytes)} of models that were unloaded are not back yet"
+    if server.pressure != "none":
+        facts["pressure"] = f"{server.pressure}: {server.pressure_because}"
+    return facts
+
+
 def _memory(model: SlotStatus) -> list[str]:
     beat = model.beat or {}
-    sizes = (model.charged_bytes, model.weights_bytes, beat.get("kv_bytes"), beat.get("hot_bytes"), model.measured_bytes)
+    sizes = (
+        *(model.charged_bytes, model.weights_bytes, beat.get("kv_bytes"), model.kv_granted_bytes),
+        *(beat.get("hot_bytes"), model.hot_granted_bytes, model.measured_bytes),
+    )
     return [model.id, *(terminal.size(cast("int", size)) if size else "-" for size in sizes), "pinned" if model.pinned else ""]
 
 

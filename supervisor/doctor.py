@@ -123,7 +123,7 @@ def budget_findings(settings: "Settings") -> Iterator[Finding]:
     from supervisor import budget, hardware, policy
 
     total = hardware.total_ram_bytes()
-    given = policy.budget_bytes(settings)
+    given = policy.budget_sum(settings).total_bytes
     yield Finding(
         "budget", "ok", f"{terminal.size(given)} of {terminal.size(total)} for models ({settings.memory.memory_tier})"
     )
@@ -138,7 +138,7 @@ def budget_findings(settings: "Settings") -> Iterator[Finding]:
                 f"the GPU may hold only {terminal.size(cap)}; to let models have {terminal.size(wish)}: "
                 f"sudo sysctl iogpu.wired_limit_mb={megabytes}",
             )
-    for name in ("max_model_memory", "max_process_memory"):
+    for name in ("max_model_memory", "max_model_weights", "max_process_memory"):
         limit = cast("Size | None", getattr(settings.memory, name))
         wanted = limit.of(total) if limit is not None else 0
         if wanted > given:

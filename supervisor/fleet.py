@@ -8,12 +8,13 @@ import secrets
 import signal
 import sys
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from supervisor import slot_events as slots
 from supervisor.build import build
 from supervisor.census import Census
 from supervisor.logs import LogBook
+from supervisor.pressure import Level
 from supervisor.process import Child, Exit
 from supervisor.protocol import (
     VERSION,
@@ -31,6 +32,7 @@ from supervisor.protocol import (
     Problem,
     Ready,
     Stop,
+    Trim,
     Want,
 )
 from supervisor.settings_load import Loaded
@@ -38,6 +40,11 @@ from supervisor.settings_load import Loaded
 log = logging.getLogger("fleet")
 
 TAIL_LINES = 30
+TRIM_LEVELS: dict[Level, Literal["soft", "hard", "critical"]] = {
+    Level.SOFT: "soft",
+    Level.HARD: "hard",
+    Level.CRITICAL: "critical",
+}
 
 
 @dataclass(slots=True)
@@ -53,8 +60,6 @@ class WorkerProcess:
     beat: Beat | None = None
     greeted: bool = False
     stopping: bool = False
-    kv_bytes: int = 0
-    """What it may use for KV: its assignment's, and what was lent to it since."""
 
 
 class FleetShell(Protocol):
@@ -67,7 +72,7 @@ class FleetShell(Protocol):
     def happened(self, event: slots.SlotEvent) -> None: ...
     def send(self, identity: bytes, message: Message) -> bool: ...
     def assignment(self, model: str, gen: int) -> Assign | None: ...
-    def free_bytes(self) -> int: ...
+    def killed_for_memory_lately(self) -> bool: ...
     def book(self, name: str) -> LogBook: ...
     def other_build(self, other: str, model: str | None = None, gen: int = 0) -> bool: ...
     def explained(self, worker: bytes, message: Explained) -> None: ...
@@ -138,6 +143,16 @@ class Fleet:
         if worker := self._current(model, gen):
             worker.child.signal(signal.SIGUSR1)
 
+    def trim(self, effect: slots.TrimWorker) -> None:
+        if worker := self._current(effect.model, effect.gen):
+            self._shell.send(worker.identity, Trim(level=TRIM_LEVELS[effect.level]))
+
+    def grant(self, effect: slots.GrantMemory) -> None:
+        """To one that has not said hello its assignment says it."""
+        worker = self._current(effect.model, effect.gen)
+        if worker is not None and worker.greeted:
+            self._shell.send(worker.identity, Grant(kv_bytes=effect.kv_bytes, hot_bytes=effect.hot_bytes))
+
     def dump_all_stacks(self) -> list[str]:
         """Models whose workers were told to write their stacks into their logs; one that has not said hello would die of it."""
         asked = [worker for worker in self._by_model.values() if worker.greeted]
@@ -174,9 +189,9 @@ class Fleet:
             case Beat():
                 worker.beat = message
                 queued = message.running + message.waiting
-                self._shell.happened(slots.WorkerBeat(model, gen, message.progress, queued))
+                self._shell.happened(slots.WorkerBeat(model, gen, message.progress, queued, message.hot_bytes))
             case Want():
-                self._shell.send(identity, Grant(kv_bytes=self._lend(worker, message.kv_bytes)))
+                self._shell.happened(slots.WorkerWants(model, gen, message.kv_bytes))
             case Fault():
                 log.error("%s: %s: %s", model, message.code, message.message)
                 event = slots.WorkerFault(model, gen, message.code, message.message, message.fatal)
@@ -206,16 +221,7 @@ class Fleet:
             self._shell.happened(slots.WorkerHello(worker.model, worker.gen))
         # None: the model left the catalog meanwhile, and the machine is about to stop this worker.
         if (assignment := self._shell.assignment(worker.model, worker.gen)) is not None:
-            worker.kv_bytes = assignment.grants.kv_bytes
             self._shell.send(worker.identity, assignment)
-
-    def _lend(self, worker: WorkerProcess, wanted_bytes: int) -> int:
-        """What no worker is charged for is one pool: whoever asks first gets it, as much as there is. Returns its new grant."""
-        extra_bytes = min(wanted_bytes - worker.kv_bytes, self._shell.free_bytes())
-        if extra_bytes > 0:
-            worker.kv_bytes += extra_bytes
-            self._shell.happened(slots.WorkerLent(worker.model, worker.gen, extra_bytes))
-        return worker.kv_bytes
 
     def _exited(self, model: str, gen: int, how: Exit) -> None:
         worker = self._current(model, gen)
@@ -225,7 +231,8 @@ class Fleet:
         del self._by_identity[worker.identity]
         log.log(logging.INFO if worker.stopping else logging.ERROR, "%s: worker %d ended: %s", model, worker.child.pid, how)
         tail = "\n".join(self._shell.book(model).tail(TAIL_LINES))
-        self._shell.happened(slots.WorkerExited(model, gen, how.code, how.signal, tail))
+        killed = how.signal == signal.SIGKILL and self._shell.killed_for_memory_lately()
+        self._shell.happened(slots.WorkerExited(model, gen, how.code, how.signal, tail, oom_killed=killed))
 
     def _current(self, model: str, gen: int) -> WorkerProcess | None:
         worker = self._by_model.get(model)

@@ -22,6 +22,11 @@ def total_ram_bytes() -> int:
 
 def cgroup_limits_bytes(membership: Path, root: Path) -> list[int]:
     """The limits of this process's control group and of those around it (version 2); each of them holds."""
+    return [limit for place in group_and_parents(membership, root) for limit in _limit_in(place / "memory.max")]
+
+
+def group_and_parents(membership: Path, root: Path) -> list[Path]:
+    """The directories of this process's control group and of those around it (version 2)."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -30,9 +35,7 @@ def cgroup_limits_bytes(membership: Path, root: Path) -> list[int]:
     if own is None:
         return []
     group = root / own
-    return [
-        limit for place in (group, *group.parents) if place.is_relative_to(root) for limit in _limit_in(place / "memory.max")
-    ]
+    return [place for place in (group, *group.parents) if place.is_relative_to(root)]
 
 
 def _limit_in(path: Path) -> list[int]:

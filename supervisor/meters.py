@@ -7,12 +7,13 @@ and a reading walks the page tables of the whole model.
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from supervisor import slot_events as slots
 from supervisor.fleet import Fleet, WorkerProcess
+from supervisor.machine_memory import private_bytes
 from supervisor.meter import footprint_bytes
 from supervisor.protocol import EventKind
 from supervisor.settings_load import Loaded
@@ -47,13 +48,32 @@ class Reading:
     size_bytes: int
     progress: int
     """The worker's counter at that time."""
+    private_bytes: int = 0
+    """Of it, what was cheap to know, to tell how much it has changed since."""
     told_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TreeNow:
+    """All processes of the server at one moment: the exact readings, and what has changed since by the cheap ones."""
+
+    tree_bytes: int
+    own_bytes: int
+    private_bytes: int
+    workers: Mapping[str, int]
+    """Private bytes by model."""
+
+
 class Meters:
-    def __init__(self, shell: MeterShell, read: Callable[[int], int | None] = footprint_bytes) -> None:
+    def __init__(
+        self,
+        shell: MeterShell,
+        read: Callable[[int], int | None] = footprint_bytes,
+        read_private: Callable[[int], int] = private_bytes,
+    ) -> None:
         self._shell = shell
         self._read = read
+        self._read_private = read_private
         self._workers: dict[int, Reading] = {}
         self._own: dict[int, int] = {}
         self._told_bytes = 0
@@ -62,6 +82,17 @@ class Meters:
     def tree_bytes(self) -> int:
         """All processes of the server, as read last."""
         return sum(self._own.values()) + sum(reading.size_bytes for reading in self._workers.values())
+
+    def tree_now(self) -> TreeNow:
+        workers: dict[str, int] = {}
+        workers_bytes = 0
+        for worker in self._shell.fleet.workers():
+            known = self._workers.get(worker.child.pid)
+            workers[worker.model] = private = self._read_private(worker.child.pid)
+            workers_bytes += private if known is None else max(0, known.size_bytes + private - known.private_bytes)
+        own_bytes = sum(self._own.values())
+        private_of_own = sum(self._read_private(pid) for pid in self._own)
+        return TreeNow(own_bytes + workers_bytes, own_bytes, private_of_own + sum(workers.values()), workers)
 
     async def keep(self) -> None:
         rounds = 0
@@ -97,6 +128,7 @@ class Meters:
     def _take(self, worker: WorkerProcess, size_bytes: int, progress: int) -> None:
         reading = self._workers.setdefault(worker.child.pid, Reading(size_bytes, progress))
         reading.size_bytes, reading.progress = size_bytes, progress
+        reading.private_bytes = self._read_private(worker.child.pid)
         self._shell.happened(slots.WorkerMeasured(worker.model, worker.gen, size_bytes))
         if differs(size_bytes, reading.told_bytes):
             reading.told_bytes = size_bytes

@@ -5,6 +5,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from supervisor import slot_events as slots
 from supervisor.build import build
 from supervisor.protocol import ServerStatus, SlotStatus
@@ -24,7 +26,7 @@ class Overview:
         supervisor = self._supervisor
         host, port = cast("tuple[str, int]", self._listener.getsockname()[:2])
         views = {view.model: view for view in supervisor.machine.view()}
-        return ServerStatus(
+        status = ServerStatus(
             version=build(),
             build=build(),
             pid=os.getpid(),
@@ -32,15 +34,31 @@ class Overview:
             host=host,
             port=port,
             home=str(supervisor.paths.home),
-            budget_bytes=supervisor.budget_bytes,
             charged_bytes=supervisor.machine.budget().charged_bytes,
-            reserve_bytes=max(0, supervisor.total_ram_bytes - supervisor.budget_bytes),
+            reserve_bytes=max(0, supervisor.budget.total_ram_bytes - supervisor.budget_bytes),
             measured_bytes=supervisor.meters.tree_bytes,
             models=[self._model(entry.id, views.get(entry.id)) for entry in supervisor.roster.catalog.models],
             children=supervisor.staff.status(),
             warnings=supervisor.all_warnings(),
             restart_needed=supervisor.restarting.needed,
+            budget_bytes=0,
         )
+        return msgspec.structs.replace(status, **self.memory())
+
+    def memory(self) -> dict[str, object]:
+        """The part of the status that is about memory and changes by itself."""
+        supervisor, now = self._supervisor, self._supervisor.machine.budget()
+        return {
+            "budget_bytes": now.budget_bytes,
+            "budget_most_bytes": supervisor.budget_bytes,
+            "budget_detail": now.detail,
+            "missing_bytes": now.missing_bytes,
+            "weights_bytes": now.weights_bytes,
+            "weights_limit_bytes": supervisor.machine.policy.weights_limit_bytes,
+            "process_limit_bytes": supervisor.budget.tree_limit_bytes,
+            "pressure": now.level.name.lower(),
+            "pressure_because": now.because,
+        }
 
     def model(self, model: str) -> SlotStatus:
         """Of a model of the catalog."""

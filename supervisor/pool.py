@@ -65,35 +65,68 @@ class Line:
         return (waiter for waiters in self._by_model.values() for waiter in waiters.values())
 
 
+@dataclass(slots=True)
+class Account:
+    """What one live worker is charged, each byte once."""
+
+    load_bytes: int
+    lent_bytes: int = 0  # KV beyond what the load reserved
+    hot_bytes: int = 0  # the RAM tier of its prefix cache
+    excess_bytes: int = 0  # by which it was once measured above all of that
+
+    @property
+    def total_bytes(self) -> int:
+        return self.load_bytes + self.lent_bytes + self.hot_bytes + self.excess_bytes
+
+
 class Ledger:
     """Bytes charged per live worker. A charge is made before a worker is spawned and ends with its exit."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self._charges: dict[str, int] = {}
+        self.missing_bytes = 0
+        """Of workers that are gone: not seen to be back."""
+        self._accounts: dict[str, Account] = {}
 
     @property
     def charged_bytes(self) -> int:
-        return sum(self._charges.values())
+        return sum(account.total_bytes for account in self._accounts.values())
 
     @property
     def free_bytes(self) -> int:
-        """Negative after a worker was measured above its charge."""
-        return self.budget_bytes - self.charged_bytes
+        """Negative after a worker was measured above its charge, or after the budget has shrunk."""
+        return self.budget_bytes - self.charged_bytes - self.missing_bytes
+
+    def account(self, model: str) -> Account | None:
+        return self._accounts.get(model)
 
     def charge_bytes(self, model: str) -> int:
-        return self._charges.get(model, 0)
+        account = self._accounts.get(model)
+        return account.total_bytes if account else 0
+
+    def hot_bytes(self, model: str) -> int:
+        account = self._accounts.get(model)
+        return account.hot_bytes if account else 0
 
     def reserve(self, model: str, size_bytes: int) -> None:
-        assert model not in self._charges and size_bytes <= self.free_bytes
-        self._charges[model] = size_bytes
+        assert model not in self._accounts and size_bytes <= self.free_bytes
+        self._accounts[model] = Account(size_bytes)
+
+    def lend(self, model: str, size_bytes: int) -> None:
+        """KV; a negative size is given back."""
+        account = self._accounts[model]
+        account.lent_bytes = max(0, account.lent_bytes + size_bytes)
+
+    def set_hot(self, model: str, size_bytes: int) -> None:
+        self._accounts[model].hot_bytes = size_bytes
 
     def raise_to(self, model: str, size_bytes: int) -> None:
         """A meter can raise a charge, never lower it."""
-        self._charges[model] = max(self._charges[model], size_bytes)
+        account = self._accounts[model]
+        account.excess_bytes += max(0, size_bytes - account.total_bytes)
 
     def release(self, model: str) -> None:
-        del self._charges[model]
+        del self._accounts[model]
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ class CacheGrant(Part, frozen=True, kw_only=True):
 
 class Grants(Part, frozen=True, kw_only=True):
     kv_bytes: int = 0
-    hot_bytes: int = 0
+    hot_bytes: int | None = None
+    """Of the hot cache's most; None = all of it."""
 
 
 class Sampling(Part, frozen=True, kw_only=True):
@@ -209,6 +210,9 @@ class SlotStatus(Part, frozen=True, kw_only=True):
     created: float = 0.0
     measured_bytes: int = 0
     """What a meter says the worker's process takes now; 0 = not measured."""
+    kv_granted_bytes: int = 0
+    hot_granted_bytes: int = 0
+    """What its worker may use for KV and for its hot cache; what it does use is in `beat`."""
     aliases: list[str] = []
     profiles: list[str] = []
     """Served as `id:profile` by the same worker."""
@@ -258,7 +262,21 @@ class ServerStatus(Part, frozen=True, kw_only=True):
     port: int
     home: str
     budget_bytes: int
+    """As it is now: other programs that grow make it smaller."""
     charged_bytes: int
+    budget_most_bytes: int = 0
+    """As it was decided at the start."""
+    budget_detail: str = ""
+    """How it came about, and why it is smaller now; for people."""
+    missing_bytes: int = 0
+    """Of workers that are gone, and not seen to be back."""
+    weights_bytes: int = 0
+    """Of all live workers, part of what is charged."""
+    weights_limit_bytes: int | None = None
+    process_limit_bytes: int | None = None
+    pressure: str = "none"
+    """none, soft (caches are trimmed), hard (nothing is loaded, idle models go) or critical (the largest model goes)."""
+    pressure_because: str = ""
     reserve_bytes: int = 0
     """Memory that no model gets: what the tier leaves to the system, and what limits of the user's or of Metal's take away."""
     measured_bytes: int = 0

@@ -104,7 +104,8 @@ class Roster:
         return load_options(self.settings.of_model(entry.id))
 
     def estimate_bytes(self, entry: CatalogEntry) -> int:
-        return self.load_sum(entry).total_bytes + self.cache_plan(entry.id).hot_bytes
+        """Without its hot cache, which is given what is free."""
+        return self.load_sum(entry).total_bytes
 
     def costs(self) -> tuple[slot_events.ModelCost, ...]:
         models = tuple(
@@ -114,7 +115,10 @@ class Roster:
                 load_key=self.load_key(entry),
                 pinned=bool(self.settings.of_model(entry.id).pinned),
                 ttl_s=self.ttl_s(entry.id),
-                load_detail=f"{self.load_sum(entry)} + hot cache {budget.gib(self.cache_plan(entry.id).hot_bytes)}",
+                load_detail=str(self.load_sum(entry)),
+                weights_bytes=entry.files.weights_bytes,
+                kv_bytes=self.load_sum(entry).kv_floor_bytes,
+                hot_bytes=self.cache_plan(entry.id).hot_bytes,
             )
             for entry in self.catalog.models
         )
@@ -134,7 +138,8 @@ class Roster:
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
-    def assignment(self, entry: CatalogEntry, gen: int, data_endpoint: str) -> Assign:
+    def assignment(self, entry: CatalogEntry, gen: int, data_endpoint: str, hot_bytes: int | None = None) -> Assign:
+        """`hot_bytes` is what its hot cache is given of the most that it may have; None = all of it."""
         cache = self.settings.cache
         plan = self.cache_plan(entry.id)
         own = self.settings.of_model(entry.id).trust_remote_code
@@ -151,7 +156,7 @@ class Roster:
                 adapter=None if entry.adapter is None else str(entry.adapter),
             ),
             max_batch=self.max_batch(entry.id),
-            grants=Grants(kv_bytes=kv_bytes, hot_bytes=plan.hot_bytes),
+            grants=Grants(kv_bytes=kv_bytes, hot_bytes=hot_bytes),
             cache=CacheGrant(
                 dir=str(self.cache_dir) if plan.on_disk else None,
                 block=cache.block_tokens,

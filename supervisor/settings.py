@@ -128,7 +128,33 @@ class MemorySettings:
         choice("safe", "balanced", "aggressive", "custom"),
     )
     max_model_memory: Size | None = _leaf(None, "most memory for models, e.g. 32GB or 80% of RAM", auto_or(size))
-    max_process_memory: Size | None = _leaf(None, "most memory for the whole process tree", auto_or(size))
+    max_model_weights: Size | None = _leaf(
+        None, "most memory for the weights of all loaded models, as part of that", auto_or(size)
+    )
+    max_process_memory: Size | None = _leaf(
+        None, "most memory for the whole process tree: the models and the server's own processes", auto_or(size)
+    )
+    soft_threshold: float | None = _leaf(
+        None,
+        "share of RAM, or of max_process_memory, in use from which caches are trimmed (auto: 0.85, 0.9 or 0.925 by tier)",
+        auto_or(real(0.01, 1)),
+        applies="live",
+        flag=None,
+    )
+    hard_threshold: float | None = _leaf(
+        None,
+        "share from which nothing more is loaded and idle models go (auto: half way from soft to all)",
+        auto_or(real(0.01, 1)),
+        applies="live",
+        flag=None,
+    )
+    critical_threshold: float | None = _leaf(
+        None,
+        "share from which the largest model goes that is not pinned, busy or not (auto: half way from hard to all)",
+        auto_or(real(0.01, 1)),
+        applies="live",
+        flag=None,
+    )
     measure_s: float = _leaf(10.0, "seconds between looks at how much memory workers take", real(0.1, 3600), flag=None)
 
 
@@ -256,6 +282,8 @@ class TimerSettings:
     probe_after_s: float = _timer(600, "a failed model is tried once more after")
     backoff_first_s: float = _timer(0.25, "first pause after a crash")
     backoff_max_s: float = _timer(60, "longest pause after a crash")
+    memory_back_s: float = _timer(10, "the memory of an unloaded model is waited for at most")
+    memory_wait_s: float = _timer(30, "a load that other programs leave no memory for is refused after")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,11 @@ from supervisor.explaining import Explaining
 from supervisor.feed import Feed
 from supervisor.fleet import Fleet
 from supervisor.importing import Importer, is_import
+from supervisor.known_needs import KnownNeeds
 from supervisor.leases import FromGateway, Leases
 from supervisor.leftovers import remove_leftovers
 from supervisor.logs import LogBook, remove_old_files
+from supervisor.memory_watch import MemoryWatch
 from supervisor.meters import Meters
 from supervisor.overview import Overview
 from supervisor.paths import Paths
@@ -76,15 +78,14 @@ class Supervisor:
         self.paths = paths
         self.warnings = [*loaded.warnings, *filter(None, [hardware.slow_path_warning()])]
         self.control_endpoint = ipc.endpoint(paths.control)
-        self.budget_bytes = policy.budget_bytes(loaded.settings)
-        self.total_ram_bytes = hardware.total_ram_bytes()
+        self.budget = policy.budget_sum(loaded.settings)
+        self.budget_bytes = self.budget.total_bytes
+        self.known_needs = KnownNeeds(paths.state / "models.json")
         self.roster = self.fresh_roster()
         if problems := self.roster.clashes():
             raise SettingsInvalid(problems)
-        scheduler = loaded.settings.scheduler
-        limits = slots.Policy(self.budget_bytes, scheduler.max_queue, scheduler.max_concurrent_total)
         self.restarting = Restarting(self, tried_build)
-        self.machine = Machine(policy.timers(loaded.settings), limits)
+        self.machine = Machine(policy.timers(loaded.settings), policy.policy(loaded.settings, self.budget))
         self.census = Census(paths.children)
         self.books = {"omlxd": book}
         self.awake = StayAwake(self)
@@ -95,6 +96,7 @@ class Supervisor:
         self.store = StoreKeeper(self)
         self.importer = Importer(self)
         self.meters = Meters(self)
+        self.memory = MemoryWatch(self)
         self.leases = Leases(self)
         self.admin = Admin(self)
         self.overview = Overview(self, listener)
@@ -116,8 +118,10 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.leave)
         loop.add_signal_handler(signal.SIGHUP, self._hung_up, os.isatty(2))
-        background = [asyncio.create_task(work) for work in (self._chores(), self.store.keep(), self.meters.keep())]
-        self.happened(slots.ModelsChanged(self.roster.costs()))
+        background = [
+            asyncio.create_task(work) for work in (self._chores(), self.store.keep(), self.meters.keep(), self.memory.keep())
+        ]
+        self.happened(slots.ModelsChanged(self.known_needs.added_to(self.roster.costs())))
         self.staff.start()
         for warning in self.warnings:
             log.warning("%s", warning)
@@ -243,6 +247,14 @@ class Supervisor:
                 self._runner(effect.model).terminate(effect.model, effect.gen)
             case slots.Kill():
                 self._runner(effect.model).kill(effect.model, effect.gen)
+            case slots.TrimWorker():
+                self.fleet.trim(effect)
+            case slots.GrantMemory():
+                self.fleet.grant(effect)
+            case slots.ReadMemory():
+                self.memory.look_soon()
+            case slots.Remember():
+                self.known_needs.note(effect)
             case slots.DumpStacks():
                 self._runner(effect.model).dump_stacks(effect.model, effect.gen)
             case slots.CallDone() if effect.call.startswith(PRELOAD):
@@ -313,13 +325,16 @@ class Supervisor:
         entry = self.roster.catalog.get(model)
         if entry is None:
             return None
-        assign = self.roster.assignment(entry, gen, ipc.endpoint(self.paths.data))
+        view = next((view for view in self.machine.view() if view.model == model), None)
+        hot_bytes = view.hot_granted_bytes if view is not None else 0
+        assign = self.roster.assignment(entry, gen, ipc.endpoint(self.paths.data), hot_bytes)
         return self.store.with_credit(assign, self.fleet.worker(model))
 
-    def free_bytes(self) -> int:
-        """Of the memory budget; negative after a worker was measured above its charge."""
-        budget = self.machine.budget()
-        return budget.budget_bytes - budget.charged_bytes
+    def killed_for_memory_lately(self) -> bool:
+        return self.memory.killed_lately()
+
+    def memory_now(self) -> dict[str, object]:
+        return self.overview.memory()
 
     def status(self) -> ServerStatus:
         return self.overview.server()
@@ -340,7 +355,7 @@ class Supervisor:
         """Another catalog or other settings: the machine and everybody who watches hear of it."""
         before = {entry.id for entry in self.roster.catalog.models}
         self.roster = replace(roster, extra_costs=self.importer.costs())
-        self.happened(slots.ModelsChanged(self.roster.costs()))
+        self.happened(slots.ModelsChanged(self.known_needs.added_to(self.roster.costs())))
         for status in self.status().models:
             self.feed.publish(EventKind.SLOT, model=status.id, status=status)
         for model in sorted(before - {entry.id for entry in roster.catalog.models}):
@@ -362,5 +377,7 @@ class Supervisor:
             status = self.slot_status(event.model)
             self.feed.publish(EventKind.SLOT, model=event.model, gen=event.gen, data=dict(event.data), status=status)
             self.admin.progressed(status)
+        elif event.kind == "memory":
+            self.memory.said(event.data)
         elif event.kind == "fault":
             self.feed.publish(EventKind.LOG, model=event.model, gen=event.gen, data=dict(event.data))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from supervisor import slot_loads, slot_worker
+from supervisor import slot_loads, slot_memory, slot_oom, slot_shortage, slot_worker
 from supervisor.pool import Waiter
 from supervisor.slot_board import Board
 from supervisor.slot_events import (
@@ -20,6 +20,7 @@ from supervisor.slot_events import (
     Event,
     GatewayLost,
     LoadRequested,
+    MemoryRead,
     ModelCost,
     ModelsChanged,
     PinRequested,
@@ -39,9 +40,9 @@ from supervisor.slot_events import (
     WorkerExited,
     WorkerFault,
     WorkerHello,
-    WorkerLent,
     WorkerMeasured,
     WorkerProgress,
+    WorkerWants,
 )
 from supervisor.slot_poison import Verdict
 from supervisor.slot_record import Failure, LoadCall, Slot
@@ -55,6 +56,10 @@ STOPS = Failure("shutting_down", "the server is shutting down")
 class Machine:
     def __init__(self, timers: Timers, policy: Policy) -> None:
         self._board = Board(timers, policy)
+
+    @property
+    def policy(self) -> Policy:
+        return self._board.policy
 
     @property
     def stopped(self) -> bool:
@@ -74,7 +79,7 @@ class Machine:
         return tuple(self._board.view(slot) for slot in self._board.slots.values())
 
     def budget(self) -> BudgetView:
-        return BudgetView(self._board.policy.budget_bytes, self._board.ledger.charged_bytes)
+        return slot_memory.view(self._board)
 
     def next_deadline(self) -> float | None:
         """The earliest moment at which time alone changes something; always later than the last event."""
@@ -134,6 +139,8 @@ class Machine:
                 self._pin(event)
             case ResetRequested():
                 self._reset(event)
+            case MemoryRead():
+                slot_memory.read(self._board, event)
             case Tick():
                 pass
             case SpawnsHeld():
@@ -157,19 +164,22 @@ class Machine:
                 slot_worker.progress(board, slot, worker, event)
             case WorkerBeat():
                 slot_worker.beat(board, slot, worker, event)
+                slot_memory.settle_hot(board, slot, worker)
             case WorkerMeasured():
                 slot_worker.measured(board, slot, worker, event)
-            case WorkerLent():
-                board.ledger.raise_to(slot.model, board.ledger.charge_bytes(slot.model) + event.size_bytes)
+            case WorkerWants():
+                slot_memory.want(board, slot, worker, event)
             case WorkerFault():
                 slot_worker.fault(board, slot, worker, event)
             case WorkerExited():
+                slot_shortage.expect_back(board, slot)
                 slot_worker.exited(board, slot, worker, event)
             case _:
                 slot_worker.ready(board, slot, worker, event)
 
     def _ring_alarms(self) -> None:
         board = self._board
+        slot_shortage.ring_debt(board)
         for waiter in board.line.overdue(board.now):
             board.reject(waiter, "deadline", f"no worker for {waiter.model} before the request's deadline")
         for slot in tuple(board.slots.values()):
@@ -328,6 +338,7 @@ class Machine:
     def _reset(self, event: ResetRequested) -> None:
         slot = self._known(event.model, event.call)
         if slot is not None:
+            slot_oom.forget(self._board, slot)
             self._forgive(slot, "reset")
             self._board.answer(event.call, True, "", f"{slot.model} is reset")
 
@@ -349,13 +360,14 @@ class Machine:
         for cost in models:
             slot = board.slots.get(cost.model)
             if slot is None:
-                slot = board.slots[cost.model] = Slot(cost, gen=board.gens.get(cost.model, 0))
+                gen = board.gens.get(cost.model, 0)
+                slot = board.slots[cost.model] = Slot(cost, gen=gen, measured_bytes=cost.known_bytes)
                 board.enter(slot, SlotState.IDLE, "listed")
                 continue
             changed = slot.cost.load_key != cost.load_key
             slot.cost, slot.removed = cost, False
             if changed:
-                slot.measured_bytes = 0
+                slot.measured_bytes = cost.known_bytes
                 self._forgive(slot, "load settings changed")
 
     def _remove(self, slot: Slot) -> None:

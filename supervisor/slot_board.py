@@ -5,6 +5,8 @@ Holds no rule about when to make them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from supervisor.pool import Ledger, Line, Waiter
 from supervisor.slot_events import (
     CallDone,
@@ -12,6 +14,7 @@ from supervisor.slot_events import (
     Event,
     Granted,
     Lost,
+    MemoryRead,
     Policy,
     QueuedAt,
     Rejected,
@@ -25,6 +28,17 @@ from supervisor.slot_record import Failure, Lease, Slot
 UNTOLD = (SlotState.IDLE, SlotState.READY, SlotState.FAILED)  # states nobody goes on waiting in
 
 
+@dataclass(slots=True)
+class Debt:
+    """Memory of workers that are gone, until it is seen to be back."""
+
+    outside_bytes: int  # what was held outside the process tree while the first of them still lived
+    until: float
+    expected_bytes: int = 0
+    models: list[str] = field(default_factory=list[str])
+    overdue: bool = False
+
+
 class Board:
     def __init__(self, timers: Timers, policy: Policy) -> None:
         self.timers = timers
@@ -34,6 +48,10 @@ class Board:
         self.gens: dict[str, int] = {}  # outlives a slot: a model that comes back must not reuse an identity
         self.line = Line()
         self.ledger = Ledger(policy.budget_bytes)
+        self.memory: MemoryRead | None = None
+        self.debt: Debt | None = None
+        self.trimmed_at = float("-inf")
+        self.hot_rests_until = float("-inf")
         self.suspects = Suspects(keep_s=timers.probe_after_s)
         self._lease_model: dict[str, str] = {}
         self._rid_lease: dict[str, str] = {}
@@ -178,6 +196,8 @@ class Board:
             total=worker.total if worker else 0,
             charged_bytes=self.ledger.charge_bytes(slot.model),
             measured_bytes=worker.measured_bytes if worker else 0,
+            kv_granted_bytes=worker.kv_bytes if worker else 0,
+            hot_granted_bytes=worker.hot_bytes if worker else 0,
             since=slot.since,
             last_used=slot.last_used,
             last_error=slot.last_error,

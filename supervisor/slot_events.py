@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from supervisor.pressure import Level
+
 
 class SlotState(StrEnum):
     IDLE = "idle"
@@ -39,6 +41,8 @@ class Timers:
     probe_after_s: float = 600
     backoff_first_s: float = 1
     backoff_max_s: float = 60
+    memory_back_s: float = 10
+    memory_wait_s: float = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Policy:
     budget_bytes: int
     max_queue: int = 64  # leases a model may have beyond what its worker runs at once
     max_total: int | None = None  # leases of all models together; as many as `max_queue` requests may wait for one beyond them
+    weights_limit_bytes: int | None = None  # of the weights of all loaded models together
+    budget_detail: str = ""  # how budget_bytes came about, shown when a load is refused
 
 
 # Events
@@ -59,6 +65,10 @@ class ModelCost:
     ttl_s: float | None = None  # unloaded after so long without a lease; None = never
     load_key: str = ""  # a worker loaded under another key is stale
     load_detail: str = ""  # how load_bytes came about, shown when a load is refused
+    weights_bytes: int = 0  # part of load_bytes
+    kv_bytes: int = 0  # part of load_bytes: what its worker may use for KV before anything is lent to it
+    hot_bytes: int = 0  # beside load_bytes: the most RAM its prefix cache may have, as far as there is any
+    known_bytes: int = 0  # what an earlier worker of this load key proved to need
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +164,7 @@ class WorkerBeat:
     gen: int
     progress: int  # prefill + decode + restored + load bytes: any change proves the engine
     queued: int  # requests the worker has, running or waiting
+    hot_bytes: int = 0  # in the RAM tier of its prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +177,25 @@ class WorkerMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLent:
-    """KV beyond its assignment, out of what no worker was charged for; it keeps that until it exits."""
+class WorkerWants:
+    """So much KV altogether: less than it has gives back what was lent to it."""
 
     model: str
     gen: int
-    size_bytes: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRead:
+    """The machine's memory as pressure.py judges it, at least once a second."""
+
+    level: Level
+    because: str  # why there is pressure
+    budget_bytes: int
+    budget_because: str  # why the budget is below what the policy says
+    over_bytes: int  # how much should go for the pressure to end
+    outside_bytes: int  # held by others than our processes, or by nobody that can be seen
+    workers: Mapping[str, int]  # bytes by model that come back when its worker exits
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +214,7 @@ class WorkerExited:
     code: int | None
     signal: int | None
     tail: str  # last stderr lines
+    oom_killed: bool = False  # the system is known to have killed for memory just then
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +241,23 @@ class Shutdown:
     pass
 
 
-WorkerEvent = WorkerHello | WorkerProgress | WorkerReady | WorkerBeat | WorkerMeasured | WorkerLent | WorkerFault | WorkerExited
+WorkerEvent = (
+    WorkerHello | WorkerProgress | WorkerReady | WorkerBeat | WorkerMeasured | WorkerWants | WorkerFault | WorkerExited
+)
 CallEvent = LoadRequested | UnloadRequested | PinRequested | ResetRequested
-SlotEvent = ModelsChanged | Acquire | Abandon | Release | CallEvent | WorkerEvent | GatewayLost | Tick | SpawnsHeld | Shutdown
+SlotEvent = (
+    ModelsChanged
+    | Acquire
+    | Abandon
+    | Release
+    | CallEvent
+    | WorkerEvent
+    | MemoryRead
+    | GatewayLost
+    | Tick
+    | SpawnsHeld
+    | Shutdown
+)
 
 
 # Effects
@@ -254,6 +293,39 @@ class Kill:
 class DumpStacks:
     model: str
     gen: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimWorker:
+    """Give back what is kept for later."""
+
+    model: str
+    gen: int
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class GrantMemory:
+    """What the worker may use from now on; None = as before."""
+
+    model: str
+    gen: int
+    kv_bytes: int | None = None
+    hot_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMemory:
+    """A MemoryRead is wanted soon: a worker is gone, and whether its memory is back decides about a load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Beyond the life of the server: what a model with this load key needs; 0 = nothing is known any more."""
+
+    model: str
+    load_key: str
+    need_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +378,8 @@ class CallDone:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Kinds `slot` (every transition), `progress` (a load), `fault` (a worker's complaint), `gap` (nobody looked)."""
+    """To be seen: kinds `slot` (every transition), `progress` (a load), `fault` (a worker's complaint), `gap` (time unheeded),
+    `memory` (pressure, and memory that does not come back)."""
 
     kind: str
     model: str | None
@@ -314,7 +387,8 @@ class Event:
     data: Mapping[str, object]
 
 
-Effect = Spawn | AskStop | Terminate | Kill | DumpStacks | Granted | Rejected | QueuedAt | Lost | CallDone | Event
+ToProcess = Spawn | AskStop | Terminate | Kill | DumpStacks | TrimWorker | GrantMemory
+Effect = ToProcess | Granted | Rejected | QueuedAt | Lost | CallDone | Event | ReadMemory | Remember
 
 
 # What can be seen
@@ -332,6 +406,8 @@ class SlotView:
     total: int
     charged_bytes: int
     measured_bytes: int
+    kv_granted_bytes: int
+    hot_granted_bytes: int
     since: float
     last_used: float
     last_error: str
@@ -343,5 +419,10 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class BudgetView:
-    budget_bytes: int
+    budget_bytes: int  # now
     charged_bytes: int
+    missing_bytes: int  # of workers that are gone, and not seen to be back
+    weights_bytes: int  # of all live workers
+    level: Level
+    because: str  # why there is pressure
+    detail: str  # how the budget came about, and why it is smaller now

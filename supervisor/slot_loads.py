@@ -6,10 +6,10 @@ first; busy ones only drain, only for a demand that has waited long enough, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from supervisor import slot_worker
-from supervisor.budget import Shortfall, refusal
+from supervisor import slot_memory, slot_shortage, slot_worker
+from supervisor.budget import Shortfall, refusal, weights_refusal
 from supervisor.pool import Victim, choose_victims
 from supervisor.slot_board import Board
 from supervisor.slot_events import SlotState
@@ -33,6 +33,9 @@ def advance(board: Board) -> None:
         _load_next(board)
         _resume(board)
         _repay_overdraft(board)
+        if _head(board) is None:
+            slot_memory.lend(board)
+            slot_memory.grow_hot(board)
 
 
 def _settle(board: Board, slot: Slot, worker: Worker) -> None:
@@ -79,11 +82,15 @@ def capacity(board: Board, slot: Slot) -> int:
 
 def too_large(board: Board, slot: Slot) -> str | None:
     """The refusal, if the model cannot fit beside the pinned ones even with everything else gone."""
-    pinned_bytes = sum(board.ledger.charge_bytes(other.model) for other in board.slots.values() if other.holds_pinned)
-    budget_bytes = board.policy.budget_bytes
-    if slot.need_bytes <= budget_bytes - pinned_bytes:
-        return None
-    return refusal(Shortfall(slot.model, slot.need_bytes, slot.cost.load_detail, budget_bytes, pinned_bytes))
+    pinned_bytes = slot_shortage.pinned_bytes(board)
+    budget_bytes, limit_bytes = board.policy.budget_bytes, board.policy.weights_limit_bytes
+    if slot.need_bytes > budget_bytes - pinned_bytes:
+        detail = board.policy.budget_detail
+        return refusal(Shortfall(slot.model, slot.need_bytes, slot.cost.load_detail, budget_bytes, pinned_bytes, detail))
+    pinned_weights_bytes = sum(other.cost.weights_bytes for other in board.slots.values() if other.holds_pinned)
+    if limit_bytes is not None and slot.cost.weights_bytes > limit_bytes - pinned_weights_bytes:
+        return weights_refusal(slot.model, slot.cost.weights_bytes, limit_bytes, pinned_weights_bytes)
+    return None
 
 
 def alarms(board: Board) -> Iterator[float]:
@@ -95,6 +102,9 @@ def alarms(board: Board) -> Iterator[float]:
         for slot in board.slots.values():
             if slot.state is SlotState.READY and not slot.pinned:
                 yield slot.resident_since() + board.timers.min_resident_s
+    yield from slot_shortage.alarms(board, head[0] if head is not None else None)
+    if head is None:
+        yield from slot_memory.alarms(board)
 
 
 def _head(board: Board) -> tuple[Slot, float] | None:
@@ -134,18 +144,36 @@ def _turn_away(board: Board) -> None:
 
 
 def _load_or_make_room(board: Board, slot: Slot, since: float) -> None:
-    missing_bytes = slot.need_bytes - board.ledger.free_bytes
-    if missing_bytes <= 0:
-        slot_worker.spawn(board, slot)
+    if slot_shortage.hold(board, slot):
         return
-    missing_bytes -= _charged_in(board, SlotState.STOPPING)
-    if missing_bytes <= 0 or _evict(board, slot, choose_victims(missing_bytes, _victims(board, idle=True))):
+    too_heavy_bytes = _weights_over_limit(board, slot)
+    if too_heavy_bytes > 0:
+        too_heavy_bytes -= _sum_in(board, SlotState.STOPPING, _weights_bytes)
+        _make_room(board, slot, since, too_heavy_bytes, _weights_bytes)
+        return
+    missing_bytes = slot.need_bytes - board.ledger.free_bytes
+    missing_bytes -= _charged_in(board, SlotState.STOPPING) + slot_memory.coming_back_bytes(board)
+    spare_bytes = slot_memory.shrinkable_bytes(board)
+    if missing_bytes <= spare_bytes:
+        slot_memory.shrink_hot(board, missing_bytes)
+    else:
+        _make_room(board, slot, since, missing_bytes - spare_bytes, _firm_bytes)
+    if slot.need_bytes <= board.ledger.free_bytes:
+        slot_worker.spawn(board, slot)
+        slot_shortage.forget_debt(board)
+
+
+def _make_room(board: Board, slot: Slot, since: float, missing_bytes: int, size_of: SizeOf) -> None:
+    """Idle models go if that is enough; after a while busy ones drain, too."""
+    idle = _victims(board, idle=True, size_of=size_of)
+    if missing_bytes <= 0 or _evict(board, slot, choose_victims(missing_bytes, idle)):
         return
     if board.now - since < board.timers.fair_wait_s:
         return
-    missing_bytes -= _charged_in(board, SlotState.DRAINING)
+    missing_bytes -= _sum_in(board, SlotState.DRAINING, size_of)
     if missing_bytes > 0:
-        _evict(board, slot, choose_victims(missing_bytes, [*_victims(board, idle=True), *_victims(board, idle=False)]))
+        busy = _victims(board, idle=False, size_of=size_of)
+        _evict(board, slot, choose_victims(missing_bytes, [*idle, *busy]))
 
 
 def _resume(board: Board) -> None:
@@ -166,18 +194,49 @@ def _resume(board: Board) -> None:
 
 
 def _repay_overdraft(board: Board) -> None:
-    """A worker that measured above its charge may have put the sum over the budget: idle models pay for it."""
-    missing_bytes = -board.ledger.free_bytes - _charged_in(board, SlotState.STOPPING)
-    if missing_bytes > 0:
-        idle = _victims(board, idle=True)
-        _evict(board, None, choose_victims(missing_bytes, idle) or tuple(victim.model for victim in idle))
+    """Other programs, or a worker that measured above its charge, have put the sum over the budget, or a busy worker needs KV:
+    hot caches pay for it, then idle models do."""
+    over_bytes = slot_memory.wanted_bytes(board) - board.ledger.free_bytes
+    over_bytes -= _charged_in(board, SlotState.STOPPING) + slot_memory.coming_back_bytes(board)
+    if over_bytes > 0:
+        over_bytes -= slot_memory.shrink_hot(board, over_bytes)
+    if over_bytes > 0:
+        idle = _victims(board, idle=True, size_of=_firm_bytes)
+        _evict(board, None, choose_victims(over_bytes, idle) or _all_in_debt(board, idle))
+
+
+def _all_in_debt(board: Board, idle: list[Victim]) -> tuple[str, ...]:
+    """Over the budget every idle model helps; for a worker that only wants more none goes in vain."""
+    owed_bytes = -board.ledger.free_bytes - _charged_in(board, SlotState.STOPPING) - slot_memory.coming_back_bytes(board)
+    return tuple(victim.model for victim in idle) if owed_bytes > 0 else ()
+
+
+SizeOf = Callable[[Board, Slot], int]
+
+
+def _firm_bytes(board: Board, slot: Slot) -> int:
+    """What ends with the worker alone: its hot cache can go before."""
+    return board.ledger.charge_bytes(slot.model) - board.ledger.hot_bytes(slot.model)
+
+
+def _weights_bytes(_: Board, slot: Slot) -> int:
+    return slot.cost.weights_bytes
+
+
+def _weights_over_limit(board: Board, slot: Slot) -> int:
+    limit_bytes = board.policy.weights_limit_bytes
+    return 0 if limit_bytes is None else slot_memory.weights_bytes(board) + slot.cost.weights_bytes - limit_bytes
 
 
 def _charged_in(board: Board, state: SlotState) -> int:
-    return sum(board.ledger.charge_bytes(slot.model) for slot in board.slots.values() if slot.state is state)
+    return _sum_in(board, state, lambda board, slot: board.ledger.charge_bytes(slot.model))
 
 
-def _victims(board: Board, *, idle: bool) -> list[Victim]:
+def _sum_in(board: Board, state: SlotState, size_of: SizeOf) -> int:
+    return sum(size_of(board, slot) for slot in board.slots.values() if slot.state is state)
+
+
+def _victims(board: Board, *, idle: bool, size_of: SizeOf) -> list[Victim]:
     """Idle models least recently used first, or busy ones longest resident first."""
     resident_by = board.now - board.timers.min_resident_s
     slots = [
@@ -189,7 +248,7 @@ def _victims(board: Board, *, idle: bool) -> list[Victim]:
         and slot.resident_since() <= resident_by
     ]
     slots.sort(key=lambda slot: slot.last_used if idle else slot.resident_since())
-    return [Victim(slot.model, board.ledger.charge_bytes(slot.model)) for slot in slots]
+    return [Victim(slot.model, size_of(board, slot)) for slot in slots]
 
 
 def _is_idle(board: Board, slot: Slot) -> bool:

@@ -43,6 +43,7 @@ class Worker:
     leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
     max_inflight: int = 0
     measured_bytes: int = 0  # by a meter, last
+    peak_bytes: int = 0  # by a meter, the most
     ready_at: float | None = None
 
     stage: str = ""
@@ -54,6 +55,11 @@ class Worker:
     counter: int = -1
     counter_at: float = 0.0  # the engine last got further, or had nothing to do
     queued: int = 0
+    kv_bytes: int = 0  # what it may use for KV
+    wants_kv_bytes: int = 0  # and what it asked for
+    wanted_at: float = 0.0
+    hot_bytes: int = 0  # granted for the RAM tier of its prefix cache
+    hot_held_bytes: int = 0  # in it, as it said last
     dumped_at: float | None = None
 
     drain_reason: str = ""
@@ -92,7 +98,9 @@ class Slot:
     unload_calls: list[str] = field(default_factory=list[str])
     last_used: float = 0.0
     granted_seq: int = 0  # when it was last granted a lease, in the order of arrivals and grants
-    measured_bytes: int = 0  # the most a worker of this load key was measured at when ready
+    measured_bytes: int = 0  # the most a worker of this load key proved to need
+    oom_deaths: list[float] = field(default_factory=list[float])
+    held_at: float | None = None  # since when its load waits for memory that other programs have
     max_inflight: int = 1  # as the last worker said
 
     crashes: list[float] = field(default_factory=list[float])
@@ -139,6 +147,7 @@ class Slot:
 
     def forget_crashes(self) -> None:
         self.crashes.clear()
+        self.oom_deaths.clear()
         self.streak = 0
         self.backoff_until = None
         self.failed = None

@@ -5,6 +5,7 @@ Whether a model deserves a worker, and what has to go for it, is decided in slot
 
 from __future__ import annotations
 
+from supervisor import slot_oom
 from supervisor.budget import Shortfall, refusal
 from supervisor.slot_board import Board
 from supervisor.slot_events import (
@@ -32,8 +33,11 @@ KILL_MARGIN_S = 2.0  # between the last kill and the end of the shutdown, for re
 
 def spawn(board: Board, slot: Slot) -> None:
     board.ledger.reserve(slot.model, slot.need_bytes)
+    spare_bytes = 0 if board.memory is not None and board.memory.level else max(0, board.ledger.free_bytes)
+    hot_bytes = min(slot.cost.hot_bytes, spare_bytes)
+    board.ledger.set_hot(slot.model, hot_bytes)
     slot.gen = board.gens[slot.model] = board.gens.get(slot.model, 0) + 1
-    slot.worker = Worker(slot.gen, slot.cost.load_key)
+    slot.worker = Worker(slot.gen, slot.cost.load_key, kv_bytes=slot.cost.kv_bytes, hot_bytes=hot_bytes)
     board.say(Spawn(slot.model, slot.gen))
     board.enter(slot, SlotState.SPAWNING)
 
@@ -58,7 +62,9 @@ def ready(board: Board, slot: Slot, worker: Worker, event: WorkerReady) -> None:
     if slot.state is not SlotState.LOADING:
         return
     board.ledger.raise_to(slot.model, event.measured_bytes)
-    slot.measured_bytes = max(slot.measured_bytes, event.measured_bytes)
+    if event.measured_bytes > slot.need_bytes:
+        slot.measured_bytes = event.measured_bytes
+        slot_oom.remember(board, slot)
     slot.max_inflight = worker.max_inflight = max(1, event.max_inflight)
     slot.probing = False
     slot.last_used = worker.ready_at = worker.beat_at = worker.counter_at = board.now
@@ -78,12 +84,13 @@ def beat(board: Board, slot: Slot, worker: Worker, event: WorkerBeat) -> None:
     if moved or event.queued == 0 or worker.queued == 0:
         worker.counter_at = board.now
         worker.dumped_at = None
-    worker.counter, worker.queued = event.progress, event.queued
+    worker.counter, worker.queued, worker.hot_held_bytes = event.progress, event.queued, event.hot_bytes
 
 
 def measured(board: Board, slot: Slot, worker: Worker, event: WorkerMeasured) -> None:
     """Before a worker is ready its charge is the estimate, which holds the peaks of the load; a meter can only add to it."""
     worker.measured_bytes = event.size_bytes
+    worker.peak_bytes = max(worker.peak_bytes, event.size_bytes)
     board.ledger.raise_to(slot.model, event.size_bytes)
 
 
@@ -204,6 +211,8 @@ def _die_under_leases(board: Board, slot: Slot, worker: Worker, failure: Failure
 def exited(board: Board, slot: Slot, worker: Worker, event: WorkerExited) -> None:
     asked = slot.state is SlotState.STOPPING and worker.failure is None
     failure = worker.failure or worker.fault or Failure("worker_lost", _how(event))
+    if not asked and slot_oom.ran_out(worker, event):
+        failure = slot_oom.learn(board, slot, worker, _how(event))
     if not asked:
         _die_under_leases(board, slot, worker, failure)
     slot.worker = None
@@ -224,6 +233,8 @@ def _crashed(board: Board, slot: Slot, failure: Failure, event: WorkerExited, un
     if unloadable:
         reason = _said(event) if failure.message == _how(event) else failure.message
         give_up(board, slot, Failure("model_unloadable", f"{slot.model} cannot be loaded: {reason}"))
+    elif failure.code == slot_oom.OOM and slot_oom.is_hopeless(slot):
+        give_up(board, slot, Failure("model_failed", failure.message))
     elif slot.probing or len(slot.crashes) >= timers.crash_limit:
         give_up(board, slot, Failure("model_failed", f"{slot.model} keeps failing: {failure.message}"))
     else:

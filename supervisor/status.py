@@ -49,6 +49,8 @@ def slot_status(
         estimate_bytes=estimate_bytes,
         charged_bytes=view.charged_bytes if view else 0,
         measured_bytes=view.measured_bytes if view else 0,
+        kv_granted_bytes=view.kv_granted_bytes if view else 0,
+        hot_granted_bytes=view.hot_granted_bytes if view else 0,
         aliases=list(settings.aliases),
         profiles=profiles,
         profile=settings.profile,

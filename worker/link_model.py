@@ -103,7 +103,7 @@ class ModelService:
         self._requests.rows(rows)
 
     def on_want(self, kv_bytes: int) -> None:
-        self._host.want(Want(kv_bytes=kv_bytes, hot_bytes=self._assign.grants.hot_bytes))
+        self._host.want(Want(kv_bytes=kv_bytes, hot_bytes=self._assign.cache.hot_bytes))
 
     def on_error(self, rid: str, code: str, message: str) -> None:
         self._requests.refuse(rid, code, message)

@@ -118,17 +118,23 @@ def open_prefix_cache(
     )
     spill = None if grant.dir is None else Spill(open_store(Path(grant.dir), namespace, grant), grant.write_credit)
     least_tokens = 0 if model.quantizing is None else model.quantizing.start
-    return PrefixCache(namespace, layout, HotTier(grant.hot_bytes), spill, model.restored_cache, least_tokens), None
+    return PrefixCache(namespace, layout, HotTier(hot_bytes(spec)), spill, model.restored_cache, least_tokens), None
+
+
+def hot_bytes(spec: LoadSpec) -> int:
+    """What the RAM tier may take for now; the most it ever gets is in the cache's grant."""
+    granted_bytes = spec.grants.hot_bytes
+    return spec.cache.hot_bytes if granted_bytes is None else min(granted_bytes, spec.cache.hot_bytes)
 
 
 def warm_start(
     spec: LoadSpec, prefix: PrefixCache, deliver: Callable[[Sequence[Block]], None], is_busy: Callable[[], bool]
 ) -> WarmStart | None:
     """None where there is nothing to read from or nothing to read into, or the settings do not want it."""
-    if spec.cache.dir is None or spec.cache.hot_bytes <= 0 or not spec.settings.get("warm_start"):
+    if spec.cache.dir is None or hot_bytes(spec) <= 0 or not spec.settings.get("warm_start"):
         return None
     store = open_store(Path(spec.cache.dir), prefix.namespace, spec.cache, read_only=True)  # its reads count as nobody's hits
-    return WarmStart(store, spec.cache.hot_bytes, deliver, is_busy)
+    return WarmStart(store, hot_bytes(spec), deliver, is_busy)
 
 
 def open_store(root: Path, namespace: Namespace, grant: CacheGrant, *, read_only: bool = False) -> Store:

@@ -37,12 +37,14 @@ class Stage:
         timers: Timers | None = None,
         max_queue: int = 4,
         max_total: int | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.now = 1000.0
         self.timers = timers or Timers()
-        self.machine = Machine(self.timers, Policy(budget_bytes, max_queue, max_total))
+        self.machine = Machine(self.timers, policy or Policy(budget_bytes, max_queue, max_total))
         self.all: list[Effect] = []
         self.beating: set[str] = set()
+        self.hot: dict[str, int] = {}  # what their hot caches hold
         self.do(ModelsChanged(tuple(costs)))
 
     def do(self, event: SlotEvent) -> list[Effect]:
@@ -63,7 +65,7 @@ class Stage:
             if self.now >= next_beat:
                 next_beat += 1
                 for model in self.beating:
-                    self.do(WorkerBeat(model, self.slot(model).gen, int(self.now), 1))
+                    self.do(WorkerBeat(model, self.slot(model).gen, int(self.now), 1, self.hot.get(model, 0)))
             if self.now >= end:
                 return self.all[start:]
 
@@ -81,9 +83,11 @@ class Stage:
         self.beating.add(model)
         return hello + self.do(WorkerReady(model, gen, measured_bytes, max_inflight))
 
-    def exit(self, model: str, *, code: int | None = None, signal: int | None = None, tail: str = "") -> list[Effect]:
+    def exit(
+        self, model: str, *, code: int | None = None, signal: int | None = None, tail: str = "", oom_killed: bool = False
+    ) -> list[Effect]:
         self.beating.discard(model)
-        return self.do(WorkerExited(model, self.slot(model).gen, code, signal, tail))
+        return self.do(WorkerExited(model, self.slot(model).gen, code, signal, tail, oom_killed))
 
     def slot(self, model: str) -> SlotView:
         return next(view for view in self.machine.view() if view.model == model)

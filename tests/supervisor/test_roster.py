@@ -122,13 +122,21 @@ def test_no_cache_means_no_directory_and_no_hot_bytes(home: Home) -> None:
     assert cache.dir is None and cache.hot_bytes > 0
 
 
-def test_a_load_is_charged_the_sum_that_a_refusal_shows(home: Home) -> None:
+def test_a_load_is_charged_the_sum_that_a_refusal_shows_and_its_hot_cache_is_no_part_of_it(home: Home) -> None:
     roster = home.roster()
     [cost] = roster.costs()
     entry = roster.catalog.models[0]
-    hot_bytes = roster.assignment(entry, 1, "").grants.hot_bytes
-    assert cost.load_bytes == roster.load_sum(entry).total_bytes + hot_bytes == roster.estimate_bytes(entry)
-    assert "weights" in cost.load_detail and "hot cache" in cost.load_detail
+    parts = roster.load_sum(entry)
+    assert cost.load_bytes == parts.total_bytes == roster.estimate_bytes(entry)
+    assert cost.load_detail == str(parts)
+    assert (cost.weights_bytes, cost.kv_bytes) == (parts.weights_bytes, parts.kv_floor_bytes)
+    assert cost.hot_bytes == roster.assignment(entry, 1, "").cache.hot_bytes == GIB
+
+
+def test_a_worker_is_told_what_of_its_hot_cache_it_is_given(home: Home) -> None:
+    roster = home.roster()
+    assign = roster.assignment(roster.catalog.models[0], 1, "", hot_bytes=5)
+    assert (assign.grants.hot_bytes, assign.cache.hot_bytes) == (5, GIB)
 
 
 def test_our_own_models_go_before_those_of_other_directories(home: Home, tmp_path: Path) -> None:
