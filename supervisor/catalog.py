@@ -3,13 +3,15 @@
 Finds three layouts: `DIR/name`, `DIR/org/name`, and the hub cache's `DIR/models--org--name/snapshots/REV`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from supervisor.model_files import ModelFiles, NotAModel, read_model
 
 ADAPTER_CONFIG = "adapter_config.json"
+NO_TYPES: Mapping[str, str] = MappingProxyType({})
 PROCESS_NAMES = frozenset({"omlxd", "gateway", "text", "janitor"})
 """`omlxctl logs` and `restart` take them beside model ids."""
 
@@ -45,8 +47,11 @@ class Catalog:
         return next((entry for entry in self.models if entry.id == model), None)
 
 
-def scan(directories: Sequence[Path]) -> Catalog:
-    """Everything below `directories`; the first of two models with one name wins. Never raises for what it finds there."""
+def scan(directories: Sequence[Path], model_types: Mapping[str, str] = NO_TYPES) -> Catalog:
+    """Everything below `directories`; the first of two models with one name wins. Never raises for what it finds there.
+
+    `model_types` are those that the settings give, by name of the model; there config.json has no say.
+    """
     models: dict[str, CatalogEntry] = {}
     skipped: list[Skipped] = []
     adapters: list[tuple[str, Path]] = []
@@ -56,7 +61,7 @@ def scan(directories: Sequence[Path]) -> Catalog:
                 adapters.append((name, path))
                 continue
             try:
-                entry = CatalogEntry(name, path, read_model(path))
+                entry = CatalogEntry(name, path, read_model(path, model_types.get(name)))
             except (NotAModel, OSError) as e:
                 skipped.append(Skipped(path, str(e)))
                 continue

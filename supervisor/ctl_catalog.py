@@ -56,7 +56,7 @@ def catalog_of(here: Home) -> "Catalog":
 
     dirs = here.model_dirs()
     present = [d for d in dirs if d != here.paths.models or d.exists()]  # ours is made when it is first needed
-    return with_adapters(scan(present), here.loaded.settings)
+    return with_adapters(scan(present, here.loaded.settings.model_types), here.loaded.settings)
 
 
 def _status(entry: "CatalogEntry") -> dict[str, object]:

@@ -42,13 +42,13 @@ class ModelFiles:
     problem: str | None = None
 
 
-def read_model(directory: Path) -> ModelFiles:
-    """The facts of `directory`; damage is reported in `problem`.
+def read_model(directory: Path, model_type: str | None = None) -> ModelFiles:
+    """The facts of `directory`; damage is reported in `problem`. A `model_type` that is given goes before what it says.
 
     Raises:
         NotAModel: no config.json of a text generation model, or no weights.
     """
-    config = _config(directory)
+    config = _config(directory, model_type)
     shards = sorted(directory.glob(WEIGHTS))
     if not shards:
         others = ", named model*.safetensors as mlx_lm wants them" if any(directory.glob("*.safetensors")) else ""
@@ -74,16 +74,20 @@ def read_model(directory: Path) -> ModelFiles:
     )
 
 
-def _config(directory: Path) -> dict[str, object]:
+def _config(directory: Path, model_type: str | None) -> dict[str, object]:
     try:
         config = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
         raise NotAModel("it has no config.json") from None
     except (OSError, ValueError, RecursionError) as e:
         raise NotAModel(f"its config.json cannot be read: {e}") from e
-    if not isinstance(config, dict) or not isinstance(cast("dict[str, object]", config).get("model_type"), str):
+    if not isinstance(config, dict):
         raise NotAModel("its config.json names no model_type")
     config = cast("dict[str, object]", config)
+    if model_type is not None:
+        return config
+    if not isinstance(config.get("model_type"), str):
+        raise NotAModel("its config.json names no model_type")
     named = config.get("architectures")
     architectures = cast("list[object]", named) if isinstance(named, list) else []
     if architectures and not any("ForCausalLM" in str(a) or "ForConditionalGeneration" in str(a) for a in architectures):

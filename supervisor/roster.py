@@ -165,6 +165,7 @@ class Roster:
             ),
             settings={
                 "trust_remote_code": trust,
+                "model_type": self.settings.of_model(entry.id).model_type,
                 **self.options(entry).worker_settings(),
                 "volatile_headers": list(cache.volatile_headers),
                 "warm_start": cache.warm_start,
@@ -178,5 +179,5 @@ class Roster:
 def read_roster(settings: Settings, paths: Paths, budget_bytes: int) -> Roster:
     """Looks through the model directories, ours first."""
     directories = [paths.models, *(Path(d).expanduser().absolute() for d in settings.model.model_dirs)]
-    catalog = with_adapters(scan(directories), settings)
+    catalog = with_adapters(scan(directories, settings.model_types), settings)
     return Roster(catalog, with_inherited(settings, catalog), paths.cache, budget_bytes)

@@ -328,6 +328,14 @@ class ModelSettings:
         flag=None,
         env=None,
     )
+    model_type: str | None = _leaf(
+        None,
+        "the architecture by mlx_lm's name, where config.json names a wrong one or none",
+        auto_or(text),
+        applies="load",
+        flag=None,
+        env=None,
+    )
     context: int | None = _leaf(
         None, "shorter context than the model's own", auto_or(whole(16)), applies="load", flag=None, env=None
     )
@@ -415,6 +423,11 @@ class Settings:
     logging: LoggingSettings = LoggingSettings()
     timers: TimerSettings = TimerSettings()
     models: Mapping[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
+
+    @property
+    def model_types(self) -> dict[str, str]:
+        """By model, where the settings know better than config.json."""
+        return {model: of_model.model_type for model, of_model in self.models.items() if of_model.model_type is not None}
 
     def of_model(self, model: str) -> ModelSettings:
         return self.models.get(model, ModelSettings())

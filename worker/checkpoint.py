@@ -25,6 +25,8 @@ class Checkpoint:
     shards: tuple[Path, ...]
     adapter: Path | None = None
     """Directory of the LoRA adapter to be put on."""
+    model_type: str | None = None
+    """In place of what config.json says."""
 
     @property
     def weight_files(self) -> tuple[Path, ...]:
@@ -36,12 +38,16 @@ class Checkpoint:
         return (self.path / "config.json", *own)
 
 
-def open_checkpoint(path: Path, adapter: Path | None = None, *, trust_remote_code: bool = False) -> Checkpoint:
+def open_checkpoint(
+    path: Path, adapter: Path | None = None, *, trust_remote_code: bool = False, model_type: str | None = None
+) -> Checkpoint:
     """Raises ModelUnloadable, naming the file and what is wrong with it."""
     try:
         config = ModelFiles.read(path).config
     except ModelUnreadable as e:
         raise ModelUnloadable(str(e)) from e
+    if model_type is not None:
+        config = {**config, "model_type": model_type}
     if not isinstance(config.get("model_type"), str):
         raise ModelUnloadable(f"{path / 'config.json'} names no model_type.")
     if config.get("model_file") is not None and not trust_remote_code:
@@ -56,7 +62,7 @@ def open_checkpoint(path: Path, adapter: Path | None = None, *, trust_remote_cod
         _check_shard(shard)
     if adapter is not None:
         _check_shard(adapter / ADAPTER_TENSORS)
-    return Checkpoint(path, config, shards, adapter)
+    return Checkpoint(path, config, shards, adapter, model_type)
 
 
 def _check_index(index: Path, present: set[str]) -> None:

@@ -73,7 +73,8 @@ def _build(checkpoint: Checkpoint, trust_remote_code: bool) -> LanguageModel:
     from mlx_lm.utils import load_model  # pyright: ignore[reportUnknownVariableType]
 
     try:
-        model = load_model(checkpoint.path, lazy=True, trust_remote_code=trust_remote_code)[0]
+        instead = None if checkpoint.model_type is None else {"model_type": checkpoint.model_type}
+        model = load_model(checkpoint.path, lazy=True, model_config=instead, trust_remote_code=trust_remote_code)[0]
     except KeyError as e:
         raise ModelUnloadable(f"{checkpoint.path.name}: config.json or weights lack {e}.") from e
     except (ValueError, TypeError, AttributeError, ImportError, FileNotFoundError) as e:

@@ -51,7 +51,10 @@ def bring_up(
     started_at = time.monotonic()
     trust = bool(spec.settings.get("trust_remote_code"))
     adapter = None if spec.ref.adapter is None else Path(spec.ref.adapter)
-    checkpoint = open_checkpoint(Path(spec.ref.path), adapter, trust_remote_code=trust)
+    model_type = spec.settings.get("model_type")
+    checkpoint = open_checkpoint(
+        Path(spec.ref.path), adapter, trust_remote_code=trust, model_type=model_type if isinstance(model_type, str) else None
+    )
     quantizing = KvQuantizing.of(spec.settings)
     model = load(checkpoint, progress, quantizing, trust_remote_code=trust)
     chunks = chunk_sizes(spec.cache.block)

@@ -113,3 +113,19 @@ def test_a_model_gets_the_same_settings_however_it_is_loaded(tiny: Path, tmp_pat
             assert found[0] == first[0] and found[1] == first[1], way
             assert found[2]["choices"] == first[2]["choices"], way
             assert found[2]["usage"]["prompt_tokens"] == first[2]["usage"]["prompt_tokens"], way
+
+
+def test_a_model_whose_config_names_a_wrong_architecture_is_served_as_the_one_that_the_settings_name(
+    tiny: Path, tmp_path: Path
+) -> None:
+    wrong = shutil.copytree(tiny, tmp_path / "wrong")
+    config = json.loads((wrong / "config.json").read_text())
+    (wrong / "config.json").write_text(json.dumps({**config, "model_type": "lama", "architectures": ["LamaEncoder"]}))
+    with running({"wrong": wrong, "tiny": tiny}) as server:
+        assert "LamaEncoder is not a text generation model" in server.ctl("models").stderr
+        server.ctl("config", "set", "models.wrong.model_type", "llama")
+        answer = server.chat("wrong", "hello", max_tokens=4)
+        assert answer.status == 200 and answer.text == server.chat("tiny", "hello", max_tokens=4).text
+        server.ctl("config", "set", "models.wrong.model_type", "lama")
+        refused = server.ctl("load", "wrong", check=False)
+        assert refused.returncode != 0 and "lama" in refused.stderr
