@@ -5,11 +5,15 @@ EXTRA := dev
 STAMP := .venv/.installed
 DEMO_STAMP := .venv/.demo-model
 
-.PHONY: help venv demo test soak check lint types imports bench openblas clean
+CLIENTS := .venv/clients
+CLIENTS_STAMP := $(CLIENTS)/.installed
+
+.PHONY: help venv demo test clients soak check lint types imports bench openblas clean
 
 help:
 	@echo "make demo   install, import a small real model, serve it, ask it something"
 	@echo "make test   install what the tests need and run the whole suite"
+	@echo "make clients  install lm-eval in an environment of its own and let it evaluate a model through the server"
 	@echo "make soak   50 loads and unloads in a row, 4000 requests that are left or run out of time: nothing may grow"
 	@echo "make check  lint, types, import rules, then the tests"
 	@echo "make bench  omlxd beside mlx_lm.server and by itself: ratios in one run, and the limits they keep"
@@ -55,6 +59,18 @@ bench: venv $(DEMO_STAMP) openblas
 test: venv $(DEMO_STAMP) openblas
 	@PYTHONPATH=. $(PY) -m tests.stands.models
 	$(PY) -m pytest tests
+
+# Clients that `make test` leaves out because of all that they depend on.
+clients: venv $(DEMO_STAMP) $(CLIENTS_STAMP) openblas
+	$(PY) -m pytest tests/system/test_system_lm_eval.py
+
+# The requirements are pyproject's extra; omlxd itself is not needed there.
+$(CLIENTS_STAMP): pyproject.toml $(STAMP)
+	test -x $(CLIENTS)/bin/python || $(PY) -m venv $(CLIENTS)
+	$(PY) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['clients'], sep='\n')" \
+	  > $(CLIENTS)/requirements.txt
+	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --progress-bar on -r $(CLIENTS)/requirements.txt
+	@touch $@
 
 soak: venv openblas
 	SOAK_CYCLES=50 $(PY) -m pytest tests/system/test_system_many.py -k cycles --timeout 1800

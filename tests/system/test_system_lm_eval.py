@@ -1,6 +1,7 @@
 """lm-eval itself, unmodified, against a running server: loglikelihoods of token prompts, and generation through chat.
 
-Left out where `lm_eval` is not on the path (pip install 'lm-eval[api]'); what it asks for is tested without it as well.
+`make clients` installs it and runs this; it is left out where `lm_eval` is not found. What it asks for is tested without it as
+well.
 """
 
 import json
@@ -14,8 +15,11 @@ import pytest
 
 from tests.stands.server import Server
 
-LM_EVAL = shutil.which("lm_eval", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-pytestmark = [pytest.mark.real, pytest.mark.skipif(LM_EVAL is None, reason="lm-eval is not installed")]
+BIN = Path(sys.executable).parent
+LM_EVAL = shutil.which(
+    "lm_eval", path=os.pathsep.join([str(BIN.parent / "clients" / "bin"), str(BIN), os.environ.get("PATH", "")])
+)
+pytestmark = [pytest.mark.real, pytest.mark.skipif(LM_EVAL is None, reason="lm-eval is not installed: make clients")]
 
 QUESTIONS = [
     {"question": "The capital of France is", "choices": [" Paris", " a large purple fish", " Berlin"], "answer": 0},
@@ -70,5 +74,9 @@ def test_lm_eval_scores_continuations_through_completions(real: Server, smollm2:
 
 def test_lm_eval_generates_through_chat(real: Server, tasks: Path) -> None:
     arguments = f"model=smollm2,base_url={real.url}/v1/chat/completions,tokenized_requests=False"
-    result = evaluate(tasks, "say_the_end", "local-chat-completions", arguments, "--apply_chat_template")
+    result = evaluate(tasks, "say_the_end", "local-chat-completions", arguments, "--apply_chat_template", "--log_samples")
     assert "exact_match,none" in result
+    (logged,) = tasks.glob("samples_say_the_end*.jsonl")
+    samples = [json.loads(line) for line in logged.read_text().splitlines()]
+    assert len(samples) == len(QUESTIONS)
+    assert all(sample["resps"][0][0].strip() for sample in samples), samples
