@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gateway.errors import api_error
-from gateway.inbox import Failed, Inbox, Output, Update
+from gateway.inbox import Failed, Inbox, Output, Restarted, Update
 from gateway.link import Link
 from gateway.records import Record
 from gateway.request import GenerateRequest
@@ -45,17 +45,26 @@ class Answer:
     async def take(self, timeout_s: float | None = None) -> list[Update]:
         """As `Inbox.take`; keeps count of the choices that are still going."""
         updates = await self.inbox.take(timeout_s)
-        self.unfinished -= sum(isinstance(update, Output) and update.row.finish is not None for update in updates)
+        for update in updates:
+            if isinstance(update, Output) and update.row.finish is not None:
+                self.unfinished -= 1
+            elif isinstance(update, Restarted):
+                self.unfinished += update.finished
         return updates
 
     async def whole(self) -> list[Choice]:
-        """Every choice to its end; raises the `ApiError` of the first that fails."""
+        """Every choice to its end; raises the `ApiError` of the first that fails. A lost worker is made up for once."""
+        for exchange in self._exchanges:
+            exchange.whole = True
         choices = [Choice() for _ in range(self.choices)]
         while self.unfinished:
             for update in await self.take():
                 if isinstance(update, Failed):
                     raise api_error(update.failure)
-                if isinstance(update, Output):
+                if isinstance(update, Restarted):
+                    each = self.choices // self.count
+                    choices[update.index * each : (update.index + 1) * each] = [Choice() for _ in range(each)]
+                elif isinstance(update, Output):
                     _add(choices[update.index], update)
         return choices
 

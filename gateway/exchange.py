@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from gateway.errors import Failure
-from gateway.inbox import Answered, Failed, Inbox, Output, Started
+from gateway.inbox import Answered, Failed, Inbox, Output, Restarted, Started
 from gateway.records import Record
 from gateway.request import GenerateRequest
 from gateway.trace import Trace
@@ -43,6 +43,8 @@ class Exchange:
     granted: Granted | None = None
     deaf: bool = False
     """The handler has left: nothing more goes to the inbox, but the lease is held until the worker's last row."""
+    whole: bool = False
+    """The client sees nothing of the answer before all of it is there."""
     has_content: bool = False
     prompt_tokens: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -96,7 +98,7 @@ class Exchange:
             return Failure(Code.CANCELLED, "The server cancelled this request.")
         if row.finish == "error":
             return Failure(Code.INTERNAL, "The worker failed while answering.")
-        self.has_content = self.has_content or bool(row.pieces or row.logprobs)
+        self.has_content = self.has_content or bool(row.pieces or row.logprobs or row.finish)
         if not self.deaf:
             self.inbox.put(Output(self._index(row.choice), _prompt_counted_once(row)))
         return None
@@ -112,11 +114,15 @@ class Exchange:
 
     def may_retry(self, failure: Failure) -> bool:
         """Once, only after a lost worker, and only while the client has seen nothing of the answer."""
-        return failure.code == Code.WORKER_LOST and self.attempt == 0 and not self.has_content and not self.deaf
+        unseen = self.whole or not self.has_content
+        return failure.code == Code.WORKER_LOST and self.attempt == 0 and unseen and not self.deaf
 
     def begin_again(self) -> None:
+        if self.has_content:
+            self.inbox.put(Restarted(self.index, len(self._finished)))
         self.attempt += 1
         self.trace.begin_again()
+        self.has_content = False
         self.granted = None
         self._tokens.clear()
         self._finished.clear()

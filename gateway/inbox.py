@@ -39,6 +39,16 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """A whole answer that nobody has seen any of begins again: what came of it so far is void."""
+
+    index: int
+    """Of the exchange, among those of one handler."""
+    finished: int
+    """Choices that had had their last row."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The last update of its exchange."""
 
@@ -46,7 +56,7 @@ class Failed:
     failure: Failure
 
 
-Update = Started | Output | Answered | Failed
+Update = Started | Output | Answered | Restarted | Failed
 
 
 class Inbox:

@@ -20,6 +20,7 @@ from gateway.request import GenerateRequest
 from gateway.trace import Step
 from gateway.workers import WorkerMessage, Workers
 from supervisor.protocol import (
+    OK,
     Accepted,
     Cancel,
     Code,
@@ -268,7 +269,8 @@ class Link:
                 exchange.accept(message)
                 exchange.trace.accept(_expected(message), time.monotonic())
             elif isinstance(message, Result):
-                self._end(exchange, "ok")
+                self._finish(exchange, OK)
+                self._over(exchange, OK)
                 exchange.answer(message)
             elif isinstance(message, Problem):
                 self._finish(exchange, message.code)
@@ -280,7 +282,8 @@ class Link:
         if failure is not None:
             exchange.fail(failure)
         if exchange.is_over:
-            self._end(exchange, row.finish or "ok")
+            self._finish(exchange, OK if failure is None else failure.code)
+            self._over(exchange, row.finish or OK)
         elif failure is not None:
             self.leave(exchange)  # the worker is still at it
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gateway.answer import Answer
 from gateway.errors import ApiError, api_error
-from gateway.inbox import Answered, Failed, Output, Started, Update
+from gateway.inbox import Answered, Failed, Output, Restarted, Started, Update
 
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -85,8 +85,8 @@ def _render(updates: Sequence[Update], chunks: Chunks) -> tuple[bytes, ApiError 
                 chunks.started(update)
             case Output():
                 events.append(chunks.output(update))
-            case Answered():
-                pass  # only who asks for no text gets one
+            case Answered() | Restarted():
+                pass  # only who asks for no text gets one, and only a whole answer begins again
             case Failed():
                 return b"".join(events), api_error(update.failure)
     return b"".join(events), None

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +22,7 @@ WATCH_S = 1.0
 STOP_S = 30.0
 """The server's own shutdown fits in 25 s."""
 LOADED = ("loading", "ready", "draining", "stopping", "spawning")
+DOWN = ("backoff", "failed")
 
 
 def flag_of(leaf: Leaf) -> click.Option | None:
@@ -108,6 +109,7 @@ def _show_status(result: dict[str, object], as_json: bool, print_json: Callable[
         click.echo()
         heads = ["MODEL", "GIVEN", "WEIGHTS", "KV", "OF", "HOT CACHE", "OF", "MEASURED", ""]
         terminal.print_table(heads, [_memory(m) for m in charged])
+    _warn_of_trouble(server.models)
     for warning in server.warnings:
         terminal.warn(warning)
     return None
@@ -152,7 +154,7 @@ def ps(here: Home, as_json: bool) -> None:
     with here.client() as client:
         result = client.call("status")
     server = msgspec.convert(result, ServerStatus)
-    live = [model for model in server.models if model.pid or model.state in LOADED or model.state in ("backoff", "failed")]
+    live = [model for model in server.models if model.pid or model.state in (*LOADED, *DOWN)]
     if as_json:
         plain = cast("list[dict[str, object]]", result.get("models", []))
         ids = {model.id for model in live}
@@ -163,10 +165,16 @@ def ps(here: Home, as_json: bool) -> None:
     rows += [[c.name, c.state, str(c.pid or "-"), "-", "-", "-", terminal.age(c.since)] for c in server.children]
     rows.insert(0, ["omlxd", "running", str(server.pid), "-", "-", "-", terminal.age(server.started)])
     terminal.print_table(["NAME", "STATE", "PID", "MEMORY", "RUNNING", "WAITING", "FOR"], rows)
-    for model in live:
-        if model.last_error and model.state in ("backoff", "failed"):
-            terminal.warn(f"{model.id}: {model.last_error.strip().splitlines()[-1]} (see: omlxctl logs {model.id})")
+    _warn_of_trouble(live)
     return None
+
+
+def _warn_of_trouble(models: Sequence[SlotStatus]) -> None:
+    """Which models are down, and why; the lines below the first are what the worker wrote last."""
+    for model in models:
+        if model.state in DOWN:
+            why = model.last_error.strip().splitlines()[0] if model.last_error else "no reason is known"
+            terminal.warn(f"{model.id}: {model.state}: {why} (see: omlxctl logs {model.id})")
 
 
 def _row(model: SlotStatus) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Protocol
 from supervisor import slot_events as slots
 from supervisor.fleet import Fleet
 from supervisor.protocol import (
+    OK,
     Abandon,
     Acquire,
     Code,
@@ -42,7 +43,7 @@ class Leases:
             case Abandon():
                 self._shell.happened(slots.Abandon(message.rid))
             case Release():
-                self._shell.happened(slots.Release(message.lease, message.outcome == "ok"))
+                self._shell.happened(slots.Release(message.lease, message.outcome == OK))
             case GatewayBeat():
                 pass  # that it came is what it says
 

@@ -480,10 +480,14 @@ class Abandon(Message, frozen=True, kw_only=True):
     rid: str
 
 
+OK = "ok"
+
+
 class Release(Message, frozen=True, kw_only=True):
     KIND = "release"
     lease: str
     outcome: str
+    """`OK` for an answer that came to its end, which clears its request of having killed a worker; else a `Code`."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 

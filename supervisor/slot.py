@@ -44,7 +44,7 @@ from supervisor.slot_events import (
     WorkerProgress,
     WorkerWants,
 )
-from supervisor.slot_poison import Verdict
+from supervisor.slot_poison import POISON_MESSAGE, Verdict
 from supervisor.slot_record import Failure, LoadCall, Slot
 from supervisor.slot_timers import gap_s, look_s, next_alarm
 
@@ -218,7 +218,7 @@ class Machine:
         if waiter.deadline_at is not None and waiter.deadline_at <= board.now:
             board.reject(waiter, "deadline", "the request's deadline has passed")
         elif board.suspects.verdict(slot.model, waiter.request_hash, board.now) is Verdict.POISON:
-            board.reject(waiter, "poison", slot_loads.POISON_MESSAGE)
+            board.reject(waiter, "poison", POISON_MESSAGE)
         elif (failure := self._failure(slot)) is not None:
             board.reject(waiter, failure.code, failure.message, slot_worker.retry_after_s(board, slot))
         elif slot.worker is None and (refused := slot_loads.too_large(board, slot)) is not None:

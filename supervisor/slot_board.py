@@ -22,7 +22,7 @@ from supervisor.slot_events import (
     SlotView,
     Timers,
 )
-from supervisor.slot_poison import Suspects, Verdict
+from supervisor.slot_poison import POISON_MESSAGE, Suspects, Verdict
 from supervisor.slot_record import Failure, Lease, Slot
 
 UNTOLD = (SlotState.IDLE, SlotState.READY, SlotState.FAILED)  # states nobody goes on waiting in
@@ -161,7 +161,11 @@ class Board:
         for lease in slot.worker.leases.values():
             del self._lease_model[lease.lease]
             del self._rid_lease[lease.rid]
-            self.say(Lost(lease.lease, lease.gateway, lease.rid, code, message))
+            verdict = self.suspects.verdict(slot.model, lease.request_hash, self.now)
+            if verdict is Verdict.POISON:  # it has just died alone
+                self.say(Lost(lease.lease, lease.gateway, lease.rid, "poison", POISON_MESSAGE))
+            else:
+                self.say(Lost(lease.lease, lease.gateway, lease.rid, code, message))
         slot.worker.leases.clear()
 
     # Calls

@@ -13,12 +13,11 @@ from supervisor.budget import Shortfall, refusal, weights_refusal
 from supervisor.pool import Victim, choose_victims
 from supervisor.slot_board import Board
 from supervisor.slot_events import SlotState
-from supervisor.slot_poison import Verdict
+from supervisor.slot_poison import POISON_MESSAGE, Verdict
 from supervisor.slot_record import Slot, Worker
 
 FAIR = "fair"
 HELD_RETRY_S = 2.0  # a start takes about as long
-POISON_MESSAGE = "this request ended its worker more than once, the last time with no other request on it"
 
 
 def advance(board: Board) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_SUSPECTS = 1024
+POISON_MESSAGE = "this request ended its worker more than once, the last time with no other request on it"
 
 
 class Verdict(StrEnum):

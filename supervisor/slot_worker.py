@@ -236,13 +236,20 @@ def _crashed(board: Board, slot: Slot, failure: Failure, event: WorkerExited, un
     elif failure.code == slot_oom.OOM and slot_oom.is_hopeless(slot):
         give_up(board, slot, Failure("model_failed", failure.message))
     elif slot.probing or len(slot.crashes) >= timers.crash_limit:
-        give_up(board, slot, Failure("model_failed", f"{slot.model} keeps failing: {failure.message}"))
+        give_up(board, slot, Failure("model_failed", _quarantine(slot, failure, timers.probe_after_s)))
     else:
         if slot.pinned and board.demand(slot) is None:
             slot.load_calls.append(LoadCall(None, board.next_seq(), now))  # a pinned model comes back unasked
         # The exponent is bounded because a float overflows long before a patient crash loop ends.
         slot.backoff_until = now + min(timers.backoff_max_s, timers.backoff_first_s * 2.0 ** min(slot.streak - 1, 30))
         board.enter(slot, SlotState.BACKOFF, failure.message)
+
+
+def _quarantine(slot: Slot, failure: Failure, probe_after_s: float) -> str:
+    return (
+        f"{slot.model} is quarantined after {len(slot.crashes)} crashes, the last one: {failure.message}; "
+        f"it is tried once more after {probe_after_s:g} s, or after: omlxctl reset {slot.model}"
+    )
 
 
 def give_up(board: Board, slot: Slot, failure: Failure) -> None:

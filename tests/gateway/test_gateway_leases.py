@@ -8,7 +8,7 @@ import json
 import aiohttp
 import pytest
 
-from supervisor.protocol import Abandon, Acquire, Cancel, Problem, Rejected, Release, Submit
+from supervisor.protocol import OK, Abandon, Acquire, Cancel, Problem, Rejected, Release, Submit
 from tests.gateway.stand import CHAT, Stand
 from tests.stands.scripted_supervisor import WORKER, slot
 from tests.stands.scripted_worker import ScriptedWorker, hangs, refuses, says
@@ -34,7 +34,7 @@ async def test_release_carries_the_outcome_and_the_counts(stand: Stand) -> None:
     await stand.start(says("a", "b"))
     await stand.chat()
     (release,) = await stand.supervisor.wait_for(Release)
-    assert (release.lease, release.outcome, release.prompt_tokens, release.completion_tokens) == ("lease1", "stop", 7, 3)
+    assert (release.lease, release.outcome, release.prompt_tokens, release.completion_tokens) == ("lease1", OK, 7, 3)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -146,7 +146,7 @@ async def test_other_deaths_are_not_tried_again(stand: Stand, code: str) -> None
     assert len(stand.supervisor.all(Acquire)) == 1
 
 
-async def test_after_the_first_text_a_lost_worker_is_the_clients_to_retry(stand: Stand) -> None:
+async def test_after_the_first_text_of_a_stream_a_lost_worker_is_the_clients_to_retry(stand: Stand) -> None:
     async def dies(worker: ScriptedWorker, submit: Submit) -> None:
         worker.accept(submit)
         worker.row(submit, "Once")
@@ -154,9 +154,34 @@ async def test_after_the_first_text_a_lost_worker_is_the_clients_to_retry(stand:
         stand.supervisor.lose(submit.rid)
 
     await stand.start(dies)
-    status, body = await stand.chat()
-    assert status == 503 and body["error"]["code"] == "worker_lost"
+    *_, last = await stand.chat_stream()
+    assert json.loads(last)["error"]["code"] == "worker_lost"
     assert len(stand.supervisor.all(Acquire)) == 1
+
+
+async def test_a_whole_answer_begins_again_however_far_it_was(stand: Stand) -> None:
+    """Nobody has seen any of it, also of the choice that was finished."""
+
+    async def dies(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.accept(submit)
+        worker.choice_row(submit, 0, "Lost", finish="stop")
+        worker.choice_row(submit, 1, "Lost")
+        await asyncio.sleep(0.1)
+        stand.supervisor.on_acquire = lambda acquire: stand.supervisor.grant(acquire, OTHER_WORKER)
+        stand.supervisor.lose(submit.rid)
+
+    async def answers(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.accept(submit)
+        worker.choice_row(submit, 1, "B", finish="length")
+        worker.choice_row(submit, 0, "A", finish="stop")
+
+    await stand.start(dies)
+    await stand.add_worker(OTHER_WORKER, answers)
+    status, body = await stand.chat(n=2)
+    assert status == 200
+    assert [(c["message"]["content"], c["finish_reason"]) for c in body["choices"]] == [("A", "stop"), ("B", "length")]
+    assert body["usage"]["completion_tokens"] == 2
+    assert len(stand.supervisor.all(Acquire)) == 2
 
 
 async def test_a_grant_for_a_worker_that_has_not_joined_yet_waits_for_it(stand: Stand) -> None:

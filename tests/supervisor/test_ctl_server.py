@@ -92,7 +92,7 @@ def test_status_json_is_everything_the_server_said(shell: Shell, server: Scripte
 
 
 def test_ps_lists_loaded_and_failing_models_but_not_idle_ones(shell: Shell, server: ScriptedSupervisor) -> None:
-    failing = SlotStatus(id="bad", path="/m/bad", state="failed", last_error="a stack\nit broke")
+    failing = SlotStatus(id="bad", path="/m/bad", state="failed", last_error="it broke\na stack")
     loading = SlotStatus(id="big", path="/m/big", state="loading", pid=9, stage="weights", done=1, total=4)
     server.answers("status", plain_dict(ServerStatus(**plain_dict(STATUS) | {"models": [*STATUS.models, failing, loading]})))
     ran = shell("ps")

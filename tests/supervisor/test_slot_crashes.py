@@ -393,6 +393,7 @@ def test_a_request_that_dies_alone_is_refused() -> None:
     stage = Stage([A], timers=PATIENT)
     die_with(stage, "h1", "h2")
     die_with(stage, "h1", "h1")
+    assert [lost.code for lost in only(stage.all, Lost)] == ["worker_lost", "worker_lost", "poison"]
     rejected = one(stage.acquire("r1", "a", request_hash="h1"), Rejected)
     assert rejected.code == "poison" and rejected.retry_after_s is None
     stage.wait(60)

@@ -15,6 +15,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with so many layers that 200 tokens take a few seconds."""
+    return tiny_model(tmp_path_factory.mktemp("slow") / "slow", num_hidden_layers=48)
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     return smollm2_dir()
 

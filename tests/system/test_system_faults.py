@@ -9,49 +9,8 @@ import time
 
 import psutil
 
+from tests.stands.raw_stream import Stream
 from tests.stands.server import OMLXCTL, Server, home_with
-
-
-class Stream:
-    """One streaming chat over a raw socket, read event by event."""
-
-    def __init__(self, server: Server, model: str, content: str, **fields: object) -> None:
-        body = json.dumps(
-            {"model": model, "messages": [{"role": "user", "content": content}], "stream": True, "temperature": 0, **fields}
-        ).encode()
-        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        self.socket.sendall(head + body)
-        self.file = self.socket.makefile("rb")
-
-    def event(self) -> str | None:
-        """The next data line, or None at the end of the connection."""
-        for line in self.file:
-            if line.startswith(b"data: "):
-                return line[6:].decode().strip()
-            if line == b"0\r\n":
-                return None
-        return None
-
-    def until_content(self) -> None:
-        while (event := self.event()) is not None:
-            choices = json.loads(event).get("choices")
-            if choices and choices[0]["delta"].get("content"):
-                return
-        raise AssertionError("the stream ended before any content")
-
-    def rest(self) -> list[str]:
-        events: list[str] = []
-        try:
-            while (event := self.event()) is not None:
-                events.append(event)
-        except OSError:
-            events.append("RESET")
-        return events
-
-    def close(self) -> None:
-        self.file.close()
-        self.socket.close()
 
 
 def test_a_stream_whose_worker_is_killed_ends_with_an_error_and_the_next_request_restores(small: Server) -> None:

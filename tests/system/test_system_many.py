@@ -16,7 +16,6 @@ import pytest
 
 from supervisor.client import ControlClient
 from tests.stands.clients import Streamed, at_once, stream
-from tests.stands.models import tiny_model
 from tests.stands.server import Server, running
 
 MIB = 2**20
@@ -25,12 +24,6 @@ CYCLES = int(os.environ.get("SOAK_CYCLES", "8"))
 SETTLED = max(2, CYCLES // 5)
 """The growth of the first cycles is what caches and imports take once."""
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-@pytest.fixture(scope="session")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with so many layers that 200 tokens take a few seconds."""
-    return tiny_model(tmp_path_factory.mktemp("slow") / "slow", num_hidden_layers=48)
 
 
 def workers(server: Server) -> dict[int, int]:
