@@ -120,7 +120,8 @@ class ModelService:
             progress=engine.progress,
             busy_s=engine.busy_s,
             running=engine.running,
-            waiting=engine.waiting + self._requests.preparing,
+            # The engine counts at the end of a round, and a device may hang in the first: what was begun is work all along.
+            waiting=max(engine.waiting + self._requests.preparing, self._requests.unfinished - engine.running),
             parked=engine.parked,
             parks=engine.parks,
             resumes=engine.resumes,

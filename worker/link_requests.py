@@ -76,6 +76,11 @@ class ModelRequests:
         """Requests that the engine has not seen yet."""
         return sum(request.prompt is None for request in self._requests.values())
 
+    @property
+    def unfinished(self) -> int:
+        """Requests whose last row is still to come."""
+        return len(self._requests)
+
     def open(self, model: LoadedModel) -> None:
         """From now on requests are served."""
         self._model = model

@@ -11,14 +11,13 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 WALL = 0x40000000  # wait for threads too
 
 
-def busiest_thread(pid: int, over_s: float = 0.4) -> int:
+def busiest_thread(pid: int, over_s: float = 0.15) -> int:
     """The one that used most CPU time meanwhile."""
 
     def used() -> dict[int, int]:
@@ -34,29 +33,26 @@ def _tasks(pid: int) -> list[Path]:
     return list(Path(f"/proc/{pid}/task").iterdir())
 
 
-@contextlib.contextmanager
-def frozen(tid: int) -> Iterator[None]:
-    """Until the process has been killed. Raises OSError where tracing is not allowed."""
+def freeze(tid: int) -> threading.Thread:
+    """Stops that thread for good; the result ends when its process has been killed. Raises OSError if it may not be traced."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    begun, failure = threading.Event(), [0]
+    begun, failures = threading.Event(), []
 
     def hold() -> None:
         """All of it on one thread, and to the end: a traced thread is not gone before its tracer has waited for it."""
         for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
             if libc.ptrace(request, tid, None, None) != 0:
-                failure[0] = ctypes.get_errno()
+                failures.append(ctypes.get_errno())
+                break
         begun.set()
-        if failure[0]:
-            return
         with contextlib.suppress(ChildProcessError):
-            while not os.WIFSIGNALED(os.waitpid(tid, WALL)[1]):
+            while not failures and not os.WIFSIGNALED(os.waitpid(tid, WALL)[1]):
                 pass
 
     holder = threading.Thread(target=hold, daemon=True)
     holder.start()
     begun.wait()
-    if failure[0]:
-        raise OSError(failure[0], f"thread {tid} cannot be traced: {errno.errorcode.get(failure[0])}")
-    yield
-    holder.join(timeout=10)
+    if failures:
+        raise OSError(failures[0], f"thread {tid} cannot be traced: {errno.errorcode.get(failures[0])}")
+    return holder

@@ -189,24 +189,26 @@ def test_a_model_that_cannot_be_loaded_fails_at_once_with_the_reason_and_is_trie
 # When a request is what kills it
 
 
-def test_only_the_request_that_dies_alone_is_refused_and_those_beside_it_are_answered(server: Server, look: Looking) -> None:
+def test_only_the_request_that_dies_alone_is_refused_and_those_beside_it_are_answered(slow: Path) -> None:
     beside = ["Tell me a long story.", "How are you today?"]
-    expected = [server.chat("slow", content, max_tokens=60).text for content in beside]
     poison = "def main(): return"
-    killer = later(lambda: server.chat("slow", poison, max_tokens=400))
-    look.until("slow", lambda m: m["leases"] == 1)
-    others = [later(lambda content=content: server.chat("slow", content, max_tokens=60)) for content in beside]
-    look.until("slow", lambda m: m["leases"] == 3)
-    first = kill(look, "slow")
+    with running({"slow": slow}) as server, Looking(server) as look:
+        expected = [server.chat("slow", content, max_tokens=60).text for content in beside]
+        killer = later(lambda: server.chat("slow", poison, max_tokens=400))
+        look.until("slow", lambda m: m["leases"] == 1)
+        others = [later(lambda content=content: server.chat("slow", content, max_tokens=60)) for content in beside]
+        look.until("slow", lambda m: m["leases"] == 3)
+        first = kill(look, "slow")
 
-    alone = look.until("slow", lambda m: m["state"] == "ready" and m["pid"] != first)
-    assert (alone["leases"], alone["waiting"]) == (1, 2)
-    kill(look, "slow")
-    refused = killer.result(60)
-    assert (refused.status, refused.error["code"]) == (400, "poison")
-    asked = time.monotonic()
-    again = server.chat("slow", poison, max_tokens=400)
-    assert (again.status, again.error["code"]) == (400, "poison") and time.monotonic() - asked < AT_ONCE_S
-    assert [other.result(90).text for other in others] == expected
-    server.ctl("reset", "slow")
-    assert server.chat("slow", poison, max_tokens=2).status == 200
+        alone = look.until("slow", lambda m: m["state"] == "ready" and m["pid"] != first)
+        assert (alone["leases"], alone["waiting"]) == (1, 2)
+        kill(look, "slow")
+        refused = killer.result(60)
+        assert (refused.status, refused.error["code"]) == (400, "poison")
+        asked = time.monotonic()
+        again = server.chat("slow", poison, max_tokens=400)
+        assert (again.status, again.error["code"]) == (400, "poison") and time.monotonic() - asked < AT_ONCE_S
+        assert [other.result(90).text for other in others] == expected
+        server.ctl("reset", "slow")
+        assert server.chat("slow", poison, max_tokens=2).status == 200
+        look.until_nothing_is_left()
