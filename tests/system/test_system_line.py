@@ -3,15 +3,13 @@
 The server decodes one request at a time.
 """
 
-import http.client
-import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.stands.asked import Asked, until_it_runs
 from tests.stands.equality import assert_same_greedy
 from tests.stands.models import tiny_model
 from tests.stands.server import Server, running
@@ -31,66 +29,8 @@ def server(slow: Path) -> Iterator[Server]:
         yield server
 
 
-class Asked:
-    """A streamed completion, read by a thread of its own."""
-
-    def __init__(self, server: Server, prompt: list[int], max_tokens: int, **fields: object) -> None:
-        self.text = ""
-        self.pieces = 0
-        self.finish: str | None = None
-        self.error: Mapping[str, object] | None = None
-        self.status = 0
-        self.ended_at = 0.0
-        body = {"model": "slow", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True, **fields}
-        self._link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        self._link.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            response = self._link.getresponse()
-            self.status = response.status
-            if response.status != 200:
-                self.error = json.loads(response.read())["error"]
-            for line in response:
-                if line.startswith(b"data: {"):
-                    self._take(json.loads(line[6:]))
-        except (OSError, ValueError, AttributeError):
-            pass  # we have hung up
-        self.ended_at = time.monotonic()
-
-    def _take(self, event: Mapping[str, object]) -> None:
-        if "error" in event:
-            self.error = event["error"]
-            return
-        for choice in event["choices"]:
-            self.text += choice["text"]
-            self.pieces += bool(choice["text"])
-            self.finish = choice["finish_reason"] or self.finish
-
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self) -> "Asked":
-        self._thread.join(60)
-        assert self.is_over()
-        return self
-
-    def hang_up(self) -> None:
-        sock = self._link.sock
-        if sock is not None:
-            sock.close()
-        self._link.close()
-
-
 def beat(server: Server) -> Mapping[str, int]:
     return server.model("slow")["beat"]
-
-
-def until_it_runs(server: Server, asked: Asked, pieces: int = 5) -> None:
-    server.wait_for(lambda: asked.pieces >= pieces or asked.is_over(), 30, "it runs")
-    assert not asked.is_over(), asked.error
 
 
 def until_idle(server: Server) -> None:
@@ -98,11 +38,11 @@ def until_idle(server: Server) -> None:
 
 
 def test_a_batch_row_makes_way_for_an_urgent_request_and_goes_on_with_the_same_text(server: Server, slow: Path) -> None:
-    alone = Asked(server, PROMPT, 300).wait()
+    alone = Asked(server, "slow", PROMPT, 300).wait()
     before = beat(server)
-    batch = Asked(server, PROMPT, 300, priority="batch")
+    batch = Asked(server, "slow", PROMPT, 300, priority="batch")
     until_it_runs(server, batch, 30)
-    urgent = Asked(server, SHORT, 5, priority="interactive").wait()
+    urgent = Asked(server, "slow", SHORT, 5, priority="interactive").wait()
     assert not batch.is_over() and urgent.finish == "length"
     batch.wait()
     until_idle(server)
@@ -116,20 +56,20 @@ def test_a_batch_row_makes_way_for_an_urgent_request_and_goes_on_with_the_same_t
 
 def test_a_request_that_is_not_urgent_waits_its_turn(server: Server) -> None:
     before = beat(server)["parks"]
-    first = Asked(server, PROMPT, 60)
+    first = Asked(server, "slow", PROMPT, 60)
     until_it_runs(server, first)
-    urgent = Asked(server, SHORT, 2, priority="interactive").wait()
+    urgent = Asked(server, "slow", SHORT, 2, priority="interactive").wait()
     assert first.is_over() and first.ended_at <= urgent.ended_at
     until_idle(server)
     assert beat(server)["parks"] == before
 
 
 def test_a_deadline_counts_while_a_request_waits(server: Server) -> None:
-    first = Asked(server, PROMPT, 5000)
+    first = Asked(server, "slow", PROMPT, 5000)
     until_it_runs(server, first)
     began = time.monotonic()
     refused = server.post("/v1/completions", {"model": "slow", "prompt": SHORT, "max_tokens": 2, "deadline_s": 0.5})
-    streamed = Asked(server, SHORT, 2, deadline_s=0.5).wait()
+    streamed = Asked(server, "slow", SHORT, 2, deadline_s=0.5).wait()
     assert time.monotonic() - began < 8 and not first.is_over()
     assert (refused.status, refused.error["code"]) == (504, "deadline")
     assert streamed.error is not None and streamed.error["code"] == "deadline"
@@ -138,9 +78,9 @@ def test_a_deadline_counts_while_a_request_waits(server: Server) -> None:
 
 
 def test_a_deadline_counts_while_an_answer_is_put_aside(server: Server) -> None:
-    batch = Asked(server, PROMPT, 5000, priority="batch", deadline_s=6)
+    batch = Asked(server, "slow", PROMPT, 5000, priority="batch", deadline_s=6)
     until_it_runs(server, batch)
-    urgent = Asked(server, SHORT, 5000, priority="interactive")
+    urgent = Asked(server, "slow", SHORT, 5000, priority="interactive")
     until_it_runs(server, urgent)
     server.wait_for(lambda: beat(server)["parked"] == 1, 5, "it is put aside")
     batch.wait()
@@ -151,9 +91,9 @@ def test_a_deadline_counts_while_an_answer_is_put_aside(server: Server) -> None:
 
 
 def test_whoever_comes_to_a_full_line_is_told_so_at_once(server: Server) -> None:
-    asked = [Asked(server, PROMPT, 5000)]
+    asked = [Asked(server, "slow", PROMPT, 5000)]
     until_it_runs(server, asked[0])
-    asked += [Asked(server, SHORT, 2) for _ in range(2)]
+    asked += [Asked(server, "slow", SHORT, 2) for _ in range(2)]
     server.wait_for(lambda: server.model("slow")["leases"] == 3, 10, "three are taken")
     began = time.monotonic()
     refused = server.post("/v1/completions", {"model": "slow", "prompt": SHORT, "max_tokens": 2})
@@ -168,9 +108,9 @@ def test_whoever_comes_to_a_full_line_is_told_so_at_once(server: Server) -> None
 
 def test_a_client_that_hangs_up_while_its_answer_is_put_aside_frees_its_place_and_leaves_its_blocks(server: Server) -> None:
     prompt = [40 + i % 200 for i in range(333)]
-    batch = Asked(server, prompt, 5000, priority="batch")
+    batch = Asked(server, "slow", prompt, 5000, priority="batch")
     until_it_runs(server, batch)
-    urgent = Asked(server, SHORT, 5000, priority="interactive")
+    urgent = Asked(server, "slow", SHORT, 5000, priority="interactive")
     until_it_runs(server, urgent)
     server.wait_for(lambda: beat(server)["parked"] == 1, 5, "it is put aside")
     batch.hang_up()
