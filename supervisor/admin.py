@@ -133,7 +133,12 @@ class Admin:
         entry = self._entry(call)
         if entry.files.problem is not None:
             raise Refused(Code.MODEL_UNLOADABLE, f"{entry.id} cannot be served: {entry.files.problem}")
-        self._supervisor.happened(slots.LoadRequested(entry.id, self._wait(who, call), bool(call.args.get("pin"))))
+        waits = call.args.get("wait") is not False
+        key = self._wait(who, call) if waits else None
+        self._supervisor.happened(slots.LoadRequested(entry.id, key, bool(call.args.get("pin"))))
+        if not waits:
+            status = self._supervisor.slot_status(entry.id)
+            self.reply(who, call, {"model": entry.id, "pid": status.pid, "state": status.state})
 
     def _unload(self, who: bytes, call: Call) -> None:
         model = self._entry(call).id

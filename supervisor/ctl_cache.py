@@ -103,12 +103,13 @@ def clear(here: Home, model: str | None, yes: bool, as_json: bool) -> None:
 
 @cache.command()
 @click.argument("request_id", metavar="RID")
+@terminal.as_json_option
 @pass_home
-def explain(here: Home, request_id: str) -> None:
+def explain(here: Home, request_id: str, as_json: bool) -> None:
     """Say where the prompt of a request left what was cached. RID is the answer's x-request-id."""
     with here.client() as client:
-        for line in cast("list[str]", client.call("cache_explain", {"rid": request_id}).get("lines", [])):
-            click.echo(line)
+        result = client.call("cache_explain", {"rid": request_id})
+    terminal.answer(result, as_json, "\n".join(cast("list[str]", result.get("lines", []))))
 
 
 def _plain(report: "Verified") -> Json:

@@ -1,5 +1,6 @@
 """`omlxctl config`: the effective settings with where each came from, changing one, and taking over those of oMLX."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -70,8 +71,9 @@ def get(here: Home, key: str, as_json: bool) -> None:
 @config.command(name="set")
 @click.argument("key")
 @click.argument("value")
+@terminal.as_json_option
 @pass_home
-def set_(here: Home, key: str, value: str) -> None:
+def set_(here: Home, key: str, value: str, as_json: bool) -> None:
     """Write one setting to settings.json and tell a running server. VALUE may be JSON; auto or null takes the setting away.
 
     Nothing is written unless the whole file is valid with it. A flag or a variable that sets the same goes on winning.
@@ -86,7 +88,7 @@ def set_(here: Home, key: str, value: str) -> None:
     outcome = here.either(lambda client: client.call("reload"), dict)
     restart = cast("list[str]", outcome.get("restart", []))
     when = "takes effect after: omlxctl restart" if key in restart else "is set"
-    click.echo(f"{key} {when}")
+    terminal.answer({"key": key, "applies": "restart" if key in restart else "now"}, as_json, f"{key} {when}")
     _warn_of_other_source(here, key)
 
 
@@ -99,8 +101,9 @@ def _warn_of_other_source(here: Home, key: str) -> None:
 
 @config.command("import")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@terminal.as_json_option
 @pass_home
-def import_(here: Home, file: Path) -> None:
+def import_(here: Home, file: Path, as_json: bool) -> None:
     """Take over the settings in oMLX's FILE (~/.omlx/settings.json) and say of each key what became of it."""
     from supervisor.settings_import import ImportInvalid, merged, read_omlx
 
@@ -116,13 +119,16 @@ def import_(here: Home, file: Path) -> None:
     if home.resolve() == OMLX_HOME.expanduser().resolve():
         raise CommandFailed(f"{OMLX_HOME} belongs to oMLX; omlxd needs another home (OMLX_HOME)", Exit.USAGE)
     secret = {leaf.path for leaf in leaves() if leaf.setting.secret}
-    for item in found.taken:
-        value = HIDDEN if item.target in secret else _shown(item.value)
-        note = f" ({item.note})" if item.note else ""
-        click.echo(f"taken    {item.source} -> {item.target} = {value}{note}")
+    taken = [{**asdict(i), "value": HIDDEN if i.target in secret else _shown(i.value)} for i in found.taken]
+    if taken:
+        write_value(home, merged(ours, found.taken))
+    if as_json:
+        return terminal.print_json({"file": str(home / FILE), "taken": taken, "left": [asdict(left) for left in found.left]})
+    for item in taken:
+        note = f" ({item['note']})" if item["note"] else ""
+        click.echo(f"taken    {item['source']} -> {item['target']} = {item['value']}{note}")
     for left in found.left:
         click.echo(f"not      {left.source}: {left.reason}")
-    if found.taken:
-        write_value(home, merged(ours, found.taken))
     what = f"{len(found.taken)} settings are now in {home / FILE}"
     click.echo(what + ("; tell the server with: omlxctl reload" if here.running else ""))
+    return None

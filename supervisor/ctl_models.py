@@ -17,7 +17,7 @@ from supervisor.ctl_exit import CommandFailed, Exit
 from supervisor.ctl_home import Home, pass_home
 from supervisor.protocol import SlotStatus
 
-JSON = click.option("--json", "as_json", is_flag=True, help="the answer as JSON")
+JSON = terminal.as_json_option
 
 BEFORE_STAGES = {
     "queued": "waiting for memory",
@@ -31,10 +31,15 @@ BEFORE_STAGES = {
 @click.command()
 @click.argument("model")
 @click.option("--pin", is_flag=True, help="never evict it for another model")
+@click.option("--wait/--no-wait", default=True, help="return when it is loaded [default], or at once")
 @JSON
 @pass_home
-def load(here: Home, model: str, pin: bool, as_json: bool) -> None:
+def load(here: Home, model: str, pin: bool, wait: bool, as_json: bool) -> None:
     """Load MODEL now instead of at its first request. Ctrl-C ends the waiting, not the loading."""
+    if not wait:
+        with here.client() as client:
+            started = client.call("load", {"model": model, "pin": pin, "wait": False})
+        return terminal.answer(started, as_json, f"{started.get('model', model)} is {started.get('state')}")
     progress = terminal.Progress(f"loading {model}")
 
     def on_note(note: dict[str, object]) -> None:
@@ -56,45 +61,49 @@ def load(here: Home, model: str, pin: bool, as_json: bool) -> None:
 @click.command()
 @click.argument("model")
 @click.option("--force", is_flag=True, help="do not wait for its running requests")
+@JSON
 @pass_home
-def unload(here: Home, model: str, force: bool) -> None:
+def unload(here: Home, model: str, force: bool, as_json: bool) -> None:
     """Unload MODEL and give its memory back. Running requests finish first, for 30 s at most."""
     with here.client() as client:
-        client.call("unload", {"model": model, "force": force}, timeout_s=None)
-    click.echo(f"{model} is unloaded")
+        result = client.call("unload", {"model": model, "force": force}, timeout_s=None)
+    terminal.answer(result, as_json, f"{model} is unloaded")
 
 
 @click.command()
 @click.argument("model")
+@JSON
 @pass_home
-def pin(here: Home, model: str) -> None:
+def pin(here: Home, model: str, as_json: bool) -> None:
     """Keep MODEL loaded until it is unpinned, unloaded or the server ends; for good: config set models.ID.pinned true.
 
     A pinned model is not unloaded to make room or for idleness, and is loaded again after a crash. Pinning loads nothing.
     """
     with here.client() as client:
-        client.call("pin", {"model": model})
-    click.echo(f"{model} is pinned")
+        result = client.call("pin", {"model": model})
+    terminal.answer(result, as_json, f"{model} is pinned")
 
 
 @click.command()
 @click.argument("model")
+@JSON
 @pass_home
-def unpin(here: Home, model: str) -> None:
+def unpin(here: Home, model: str, as_json: bool) -> None:
     """Let MODEL go again when others need its memory, whatever the settings say, until the server ends."""
     with here.client() as client:
-        client.call("unpin", {"model": model})
-    click.echo(f"{model} is not pinned")
+        result = client.call("unpin", {"model": model})
+    terminal.answer(result, as_json, f"{model} is not pinned")
 
 
 @click.command()
 @click.argument("model")
+@JSON
 @pass_home
-def reset(here: Home, model: str) -> None:
+def reset(here: Home, model: str, as_json: bool) -> None:
     """Forget the crashes of MODEL, so that it is tried again at once."""
     with here.client() as client:
-        client.call("reset", {"model": model})
-    click.echo(f"{model} will be tried again")
+        result = client.call("reset", {"model": model})
+    terminal.answer(result, as_json, f"{model} will be tried again")
 
 
 @click.group(invoke_without_command=True)
@@ -231,8 +240,9 @@ def import_(here: Home, file: Path, name: str | None, dtype: str, as_json: bool)
 @models.command("rm")
 @click.argument("model")
 @click.option("--yes", is_flag=True, help="do not ask")
+@JSON
 @pass_home
-def remove(here: Home, model: str, yes: bool) -> None:
+def remove(here: Home, model: str, yes: bool, as_json: bool) -> None:
     """Remove MODEL. Of a model that was added by a link only the link goes; an imported one is deleted."""
     if not yes:
         _confirm(here, model)
@@ -240,7 +250,7 @@ def remove(here: Home, model: str, yes: bool) -> None:
         lambda client: client.call("remove", {"model": model}, timeout_s=None),
         lambda: _remove_on_disk(here, model),
     )
-    click.echo(f"{model} is removed")
+    terminal.answer({"model": model, "removed": True}, as_json, f"{model} is removed")
 
 
 def _confirm(here: Home, model: str) -> None:

@@ -17,7 +17,7 @@ LOOK_S = 0.1
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="the answer as JSON")
+@terminal.as_json_option
 @pass_home
 def restart(here: Home, name: str | None, as_json: bool) -> None:
     """Start the process NAME again: a model, or gateway, text, janitor; without NAME the whole server.
@@ -59,8 +59,9 @@ def _restart_server(here: Home) -> dict[str, object]:
 
 
 @click.command()
+@terminal.as_json_option
 @pass_home
-def dump(here: Home) -> None:
+def dump(here: Home, as_json: bool) -> None:
     """Print the server's whole state as JSON; every process writes its stacks into its log (omlxctl logs NAME)."""
     with here.client() as client:
         result = client.call("dump")

@@ -1,5 +1,6 @@
 """omlxctl's commands about the server as a whole: serve, status, ps, reload, stop."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -203,17 +204,18 @@ def reload(here: Home, as_json: bool) -> None:
 
 
 @click.command()
+@terminal.as_json_option
 @pass_home
-def stop(here: Home) -> None:
+def stop(here: Home, as_json: bool) -> None:
     """Stop the server: running answers end with an error, caches are written, every process is gone when this returns."""
     with here.client() as client:
         pid = client.pid
-        try:
+        with contextlib.suppress(NotRunning):  # it may go before its answer is read
             client.call("stop")
-        except NotRunning:  # it went before its answer could be read
-            return
     deadline = time.monotonic() + STOP_S
     while running_pid(here.paths.lock) == pid:
         if time.monotonic() > deadline:
             raise CommandFailed(f"omlxd (pid {pid}) still runs after {STOP_S:.0f} s; to end it by force: kill -9 {pid}")
         time.sleep(0.05)
+    if as_json:
+        terminal.print_json({"pid": pid})

@@ -48,8 +48,9 @@ def service() -> None:
 @service.command()
 @for_system
 @click.option("--user", help="with --system: whose service it is [default: who called sudo]")
+@terminal.as_json_option
 @pass_home
-def install(here: Home, system: bool, user: str | None) -> None:
+def install(here: Home, system: bool, user: str | None, as_json: bool) -> None:
     """Install the service and start it. Doing it again changes nothing, or what has changed since.
 
     Without --system it runs while you are logged in; with it, from the start of the machine on, as the user who called sudo.
@@ -61,21 +62,28 @@ def install(here: Home, system: bool, user: str | None) -> None:
     log_bytes = size_bytes(plan.log)
     with _told():
         outcome = services.install(keeper, plan)
+    if as_json:
+        _warn_of_variables(home)
+        return terminal.print_json({"outcome": outcome} | _came_up(Service(keeper), log_bytes))
     said = {"installed": "installed", "changed": "installed anew", "unchanged": "installed already"}[outcome]
     click.echo(f"{said}: {keeper.definition}")
     _warn_of_variables(home)
     _come_up(Service(keeper), log_bytes)
     click.echo(f"it runs {keeper.lasting}; log: {plan.log}")
+    return None
 
 
 @service.command()
 @for_system
-def uninstall(system: bool) -> None:
+@terminal.as_json_option
+def uninstall(system: bool, as_json: bool) -> None:
     """Stop the service and remove it. Models, cache and settings stay."""
     it = _service(system, changes=True)
     with _told():
         paths = it.paths if it.installed else None
         services.uninstall(it.keeper)
+    if as_json:
+        return terminal.print_json({"removed": str(it.keeper.definition) if paths else None})
     if paths is None:
         return click.echo("the service was not installed")
     click.echo(f"removed: {it.keeper.definition}")
@@ -84,25 +92,32 @@ def uninstall(system: bool) -> None:
 
 @service.command()
 @for_system
-def start(system: bool) -> None:
+@terminal.as_json_option
+def start(system: bool, as_json: bool) -> None:
     """Start the installed service, and say where it serves once it does."""
     it = _service(system, changes=True)
     with _told():
         it.keeper.require()
         log_bytes = size_bytes(it.log)
         it.keeper.start()
-    _come_up(it, log_bytes)
+    if as_json:
+        terminal.print_json(_came_up(it, log_bytes))
+    else:
+        _come_up(it, log_bytes)
 
 
 @service.command()
 @for_system
-def stop(system: bool) -> None:
+@terminal.as_json_option
+def stop(system: bool, as_json: bool) -> None:
     """Stop the service until it is started again, or until the next login (--system: the next start of the machine)."""
     it = _service(system, changes=True)
     with _told():
         it.keeper.require()
         it.keeper.stop()
-    click.echo(f"the service is stopped; to start it: omlxctl service start{' --system' if system else ''}")
+        facts = _facts(it, it.keeper.job(), None) if as_json else {}
+    again = f"omlxctl service start{' --system' if system else ''}"
+    terminal.answer(facts, as_json, f"the service is stopped; to start it: {again}")
 
 
 @service.command()
@@ -191,6 +206,12 @@ def _warn_of_variables(home: Path) -> None:
     names = ", ".join(sorted(name for name in os.environ if name.startswith("OMLX_") and name != "OMLX_HOME"))
     if names:
         terminal.warn(f"the service does not see {names} of this shell; what it needs belongs into {home}/settings.json")
+
+
+def _came_up(it: Service, log_bytes: int) -> dict[str, object]:
+    with _told():
+        it.wait_until_it_serves(log_bytes)
+        return _facts(it, it.keeper.job(), it.answer())
 
 
 def _come_up(it: Service, log_bytes: int) -> None:

@@ -19,6 +19,17 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+as_json_option = click.option("--json", "as_json", is_flag=True, help="the answer as JSON")
+
+
+def answer(result: Mapping[str, object], as_json: bool, text: str) -> None:
+    """How most commands end: the whole answer for a program, a sentence for a person."""
+    if as_json:
+        print_json(result)
+    else:
+        click.echo(text)
+
+
 def print_line(value: object) -> None:
     """One JSON object on a line of its own, for what goes on and on."""
     click.echo(json.dumps(value, ensure_ascii=False))

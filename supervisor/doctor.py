@@ -211,7 +211,7 @@ def _server(here: Home) -> Iterator[Finding]:
     mine = importlib.metadata.version("omlxd")
     yield Finding("server", "ok", f"running in {run} (pid {status['pid']})")
     if status["version"] != mine:
-        text = f"it runs version {status['version']}, installed is {mine}; start it again: omlxctl stop, omlxctl serve"
+        text = f"it runs version {status['version']}, installed is {mine}; start it again: omlxctl restart"
         yield Finding("server", "warning", text)
     for warning in cast("list[str]", status.get("warnings", [])):
         yield Finding("server", "warning", warning)

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 
+from supervisor import ctl
 from supervisor.logs import LogBook
 from supervisor.protocol import ServerStatus, SlotStatus
 from supervisor.settings_load import Loaded
@@ -221,3 +224,65 @@ def test_status_imports_nothing_slow(home: Path, server: ScriptedSupervisor) -> 
     done = subprocess.run([sys.executable, "-P", "-c", code, "status"], capture_output=True, text=True, check=True)
     for name in ("mlx", "aiohttp", "psutil", "numpy", "http.client", "supervisor.daemon", "supervisor.catalog"):
         assert f"'{name}'" not in done.stderr
+
+
+CONVERSATIONS = {("serve",), ("run",), ("chat",)}
+"""What these print is not an answer about the server."""
+
+
+def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*words, name))
+        if not isinstance(command, click.Group) or command.invoke_without_command:
+            yield (*words, name), command
+
+
+def test_every_command_can_answer_in_json_and_has_a_manual() -> None:
+    found = dict(commands(ctl.omlxctl))
+    assert {words for words, command in found.items() if not command.help} == set()
+    without = {words for words, command in found.items() if not any("--json" in option.opts for option in command.params)}
+    assert without == CONVERSATIONS
+
+
+def test_every_command_of_the_manual_is_there() -> None:
+    found = {" ".join(words) for words, _ in commands(ctl.omlxctl)}
+    operators = "serve status ps models load unload pin unpin reset logs events reload restart stop dump doctor apply"
+    assert set(operators.split()) <= found
+    assert {f"config {verb}" for verb in ("show", "get", "set", "import")} <= found
+    assert {f"service {verb}" for verb in ("install", "uninstall", "start", "stop", "status")} <= found
+
+
+@pytest.mark.parametrize(
+    ("words", "verb", "result"),
+    [
+        (("unload", "tiny"), "unload", {"model": "tiny", "pid": None}),
+        (("pin", "tiny"), "pin", {"model": "tiny"}),
+        (("unpin", "tiny"), "unpin", {"model": "tiny"}),
+        (("reset", "tiny"), "reset", {"model": "tiny"}),
+        (("load", "tiny", "--no-wait"), "load", {"model": "tiny", "state": "queued"}),
+        (("dump",), "dump", {"slots": []}),
+        (("cache", "explain", "r"), "cache_explain", {"lines": ["a"]}),
+        (("apply", "tiny:p"), "apply", {"model": "tiny", "profile": "p"}),
+    ],
+)
+def test_the_servers_answer_is_printed_as_it_is(
+    shell: Shell, server: ScriptedSupervisor, words: tuple[str, ...], verb: str, result: dict[str, object]
+) -> None:
+    server.answers(verb, result)
+    assert json.loads(shell(*words, "--json").out) == result
+
+
+def test_logs_in_json_are_one_object_a_line(shell: Shell, server: ScriptedSupervisor) -> None:
+    server.answers("logs", {"lines": ["a", "b"]}, {})
+    assert [json.loads(line) for line in shell("logs", "tiny", "--json").out.splitlines()] == [
+        {"name": "tiny", "line": "a"},
+        {"name": "tiny", "line": "b"},
+    ]
+
+
+def test_nothing_is_coloured_that_does_not_go_to_a_terminal(shell: Shell, server: ScriptedSupervisor) -> None:
+    server.answers("load", ("model_not_found", "there is no model nobody"))
+    for words in (("status",), ("ps",), ("doctor",), ("--help",), ("load", "nobody")):
+        ran = shell(*words)
+        assert "\033" not in ran.out + ran.err, words
