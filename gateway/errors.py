@@ -49,6 +49,7 @@ OUTCOMES: dict[str, Outcome] = {
     Code.MODEL_UNLOADED: Outcome(503, _SERVER, retry_after_s=1),
     Code.WORKER_LOST: Outcome(503, _SERVER),
     Code.OUT_OF_MEMORY: Outcome(503, _SERVER),
+    Code.GPU_FAULT: Outcome(503, _SERVER, retry_after_s=1),
     Code.SHUTTING_DOWN: Outcome(503, _SERVER),
     Code.CANCELLED: Outcome(503, _SERVER),
     Code.VERSION_MISMATCH: Outcome(503, _SERVER, retry_after_s=5),

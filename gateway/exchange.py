@@ -17,6 +17,8 @@ from gateway.request import GenerateRequest
 from gateway.trace import Trace
 from supervisor.protocol import Accepted, Code, Granted, Result, Row
 
+RETRIED = (Code.WORKER_LOST, Code.GPU_FAULT)
+
 
 class Stage(StrEnum):
     COUNTING = "counting"
@@ -115,7 +117,7 @@ class Exchange:
     def may_retry(self, failure: Failure) -> bool:
         """Once, only after a lost worker, and only while the client has seen nothing of the answer."""
         unseen = self.whole or not self.has_content
-        return failure.code == Code.WORKER_LOST and self.attempt == 0 and unseen and not self.deaf
+        return failure.code in RETRIED and self.attempt == 0 and unseen and not self.deaf
 
     def begin_again(self) -> None:
         if self.has_content:

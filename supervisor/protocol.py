@@ -47,6 +47,7 @@ class Code(StrEnum):
     MODEL_FAILED = "model_failed"
     WORKER_LOST = "worker_lost"
     OUT_OF_MEMORY = "oom"
+    GPU_FAULT = "gpu_fault"
     SHUTTING_DOWN = "shutting_down"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"

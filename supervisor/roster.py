@@ -170,6 +170,7 @@ class Roster:
                 "volatile_headers": list(cache.volatile_headers),
                 "warm_start": cache.warm_start,
                 "max_gap_ms": self.settings.scheduler.max_gap_ms,
+                "stalled_step_s": self.settings.scheduler.stalled_step_s,
                 "kv_loan_s": self.settings.scheduler.kv_loan_s,
                 "kv_ceiling_bytes": max(kv_bytes, self.budget_bytes - self.estimate_bytes(entry) + kv_bytes),
             },

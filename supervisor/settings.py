@@ -177,6 +177,13 @@ class SchedulerSettings:
         applies="load",
         flag=None,
     )
+    stalled_step_s: float = _leaf(
+        60.0,
+        "a worker writes the stacks of its threads into its log when one step of the model lasts that long",
+        real(0.1, 86400),
+        applies="load",
+        flag=None,
+    )
     kv_loan_s: float = _leaf(
         30.0,
         "seconds after which KV memory that was lent to a model and is not needed any more is given back",

@@ -27,6 +27,8 @@ from supervisor.slot_record import Failure, LoadCall, Slot, StopStep, Worker
 from supervisor.slot_timers import Alarm
 
 EXIT_UNLOADABLE = 65  # EX_DATAERR: this model can never load as it is
+SIGABRT = 6
+METAL_GAVE_UP = "Command buffer execution failed"
 SHUTDOWN_S = 20.0
 KILL_MARGIN_S = 2.0  # between the last kill and the end of the shutdown, for reaping
 
@@ -210,7 +212,7 @@ def _die_under_leases(board: Board, slot: Slot, worker: Worker, failure: Failure
 
 def exited(board: Board, slot: Slot, worker: Worker, event: WorkerExited) -> None:
     asked = slot.state is SlotState.STOPPING and worker.failure is None
-    failure = worker.failure or worker.fault or Failure("worker_lost", _how(event))
+    failure = worker.failure or worker.fault or _death(event)
     if not asked and slot_oom.ran_out(worker, event):
         failure = slot_oom.learn(board, slot, worker, _how(event))
     if not asked:
@@ -282,6 +284,14 @@ def _said(event: WorkerExited) -> str:
     """The last thing a worker that reported no fault wrote before it exited."""
     lines = event.tail.strip().splitlines()
     return lines[-1] if lines else _how(event)
+
+
+def _death(event: WorkerExited) -> Failure:
+    """MLX aborts the process for what Metal tells it outside of a step; the reason is in its last words."""
+    line = next((line for line in event.tail.splitlines() if METAL_GAVE_UP in line), None)
+    if event.signal != SIGABRT or line is None:
+        return Failure("worker_lost", _how(event))
+    return Failure("gpu_fault", f"{_how(event)}: {line.strip()}")
 
 
 def _how(event: WorkerExited) -> str:

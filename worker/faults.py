@@ -8,6 +8,9 @@ from supervisor.protocol import Code
 EXIT_UNLOADABLE = 65
 """The supervisor does not try such a model again until its files change."""
 EXIT_FAILED = 70
+"""The engine could not be started this time, or keeps failing."""
+EXIT_GPU_FAULT = 74
+"""Metal gave up on a command buffer: whatever this process submits from then on may be ignored or come out wrong."""
 FAULTS_IN_A_ROW = 3
 """A generator that was rebuilt this often without one good step in between will not get better by rebuilding."""
 
@@ -36,9 +39,10 @@ class BadJob(Exception):
 
 
 def code_of(error: Exception) -> Code:
-    """What a failed step is called. MLX reports failed allocations of every backend as RuntimeError."""
+    """What a failed step is called. MLX reports failed allocations of every backend, and what the GPU did, as RuntimeError."""
     if isinstance(error, MemoryError):
         return Code.OUT_OF_MEMORY
     text = str(error).lower()
-    lack = any(word in text for word in ("allocate", "out of memory", "insufficient memory", "outofmemory"))
-    return Code.OUT_OF_MEMORY if lack else Code.INTERNAL
+    if any(word in text for word in ("allocate", "out of memory", "insufficient memory", "outofmemory")):
+        return Code.OUT_OF_MEMORY
+    return Code.GPU_FAULT if any(word in text for word in ("command buffer", "commandbuffer")) else Code.INTERNAL

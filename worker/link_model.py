@@ -4,7 +4,9 @@ Requests are `ModelRequests`' business; the order of the process's life is the l
 """
 
 import asyncio
+import faulthandler
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +20,11 @@ from worker.link_gateway import GatewayLink
 from worker.link_requests import LoadedModel, ModelRequests
 from worker.link_sink import EngineSink
 from worker.prompt import volatile_headers_of
+from worker.stall_watch import StallWatch
 from worker.text import ModelUnreadable, Text
 
 _log = logging.getLogger(__name__)
+STALLED_STEP_S = 60.0
 
 
 class ModelService:
@@ -33,6 +37,7 @@ class ModelService:
         self._engine: Engine | None = None
         self._requests = ModelRequests(self._pool)
         self._is_loaded = False
+        self._stalls = StallWatch(_stalled_step_s(assign.settings))
 
     # ------------------------------------------------------------------ loading
 
@@ -82,7 +87,8 @@ class ModelService:
         self._host.loaded(ready)
 
     def on_failed(self, code: str, message: str, exit_code: int) -> None:
-        self._requests.refuse_all(code, message)
+        if code != Code.GPU_FAULT:  # that one the supervisor tells: a gateway told by us would ask us again at once
+            self._requests.refuse_all(code, message)
         self._host.fail(code, message, exit_code)
 
     # ------------------------------------------------------------------ requests
@@ -115,6 +121,9 @@ class ModelService:
 
     def beat(self, seq: int) -> Beat:
         engine = self._engine.beat() if self._engine is not None else EngineBeat()
+        if self._is_loaded and self._stalls.is_due(engine.busy_s, time.monotonic()):
+            _log.warning("a step has been running for %.0f s; this is where the threads are", engine.busy_s)
+            faulthandler.dump_traceback(all_threads=True)
         return Beat(
             seq=seq,
             progress=engine.progress,
@@ -155,3 +164,8 @@ class ModelService:
         if self._engine is None or not self._is_loaded:
             return 0, 0  # nothing to save, and a load cannot be interrupted: the process just leaves
         return self._engine.stop(deadline_s)
+
+
+def _stalled_step_s(settings: Mapping[str, object]) -> float:
+    given = settings.get("stalled_step_s")
+    return float(given) if isinstance(given, int | float) else STALLED_STEP_S

@@ -16,7 +16,7 @@ from worker.admission import Admission, KvTooLarge
 from worker.appetite import Appetite
 from worker.arrivals import Arrivals, ScoringFailed
 from worker.blas import set_blas_threads
-from worker.faults import EXIT_FAILED, FAULTS_IN_A_ROW, BadJob, code_of
+from worker.faults import EXIT_FAILED, EXIT_GPU_FAULT, FAULTS_IN_A_ROW, BadJob, code_of
 from worker.job import EngineBeat, Job, Sink, Text
 from worker.lane_set import AnyLane, LaneSet
 from worker.loader import LoadedModel
@@ -272,6 +272,10 @@ class Scheduler:
 
     def _rebuild(self, lane: AnyLane, error: Exception) -> None:
         _log.exception("a step failed")
+        if code_of(error) is Code.GPU_FAULT:  # no request hears of it from here: each may be run by the next worker
+            self._sink.failed(Code.GPU_FAULT, f"the GPU failed: {error}", EXIT_GPU_FAULT)
+            self.halted = True
+            return
         failed = self._lanes.close(lane)
         rids = {sequence.job.rid for sequence in failed}
         self._leave(failed)

@@ -52,6 +52,20 @@ def test_a_crash_loses_its_leases_frees_the_ledger_and_backs_off() -> None:
     assert stage.state("a") is SlotState.BACKOFF and stage.slot("a").backoff_until == stage.now + 1
 
 
+def test_a_worker_that_metal_aborts_is_called_a_gpu_fault_or_out_of_memory_by_its_last_words() -> None:
+    said = "libc++abi: terminating due to uncaught exception: [METAL] Command buffer execution failed: {}\nmore"
+    for why, code in (("Caused GPU Hang Error (00000003:…)", "gpu_fault"), ("Insufficient Memory (00000008:…)", "oom")):
+        stage = Stage([A])
+        stage.acquire("r1", "a")
+        stage.come_up("a")
+        lost = one(stage.exit("a", signal=6, tail=said.format(why)), Lost)
+        assert lost.code == code and "\nmore" not in lost.message
+    stage = Stage([A])
+    stage.acquire("r1", "a")
+    stage.come_up("a")
+    assert one(stage.exit("a", signal=9, tail=said.format("of another life")), Lost).code == "worker_lost"
+
+
 def test_a_request_during_back_off_waits_and_is_served_by_the_next_worker() -> None:
     stage = Stage([A])
     stage.ready_model("a")

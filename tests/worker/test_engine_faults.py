@@ -8,9 +8,10 @@ from supervisor.protocol import Code
 from tests.stands.equality import assert_same_greedy, greedy_ids
 from tests.stands.models import tiny_model
 from tests.stands.sink import ForcedText, Gate, RunningEngine
-from worker.faults import EXIT_FAILED, code_of
+from worker.faults import EXIT_FAILED, EXIT_GPU_FAULT, code_of
 
 PROMPT = list(range(20, 60))
+METAL = "[METAL] Command buffer execution failed: {}"
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,18 @@ def test_three_failures_in_a_row_end_the_worker(model: Path, breaker: Breaker) -
     assert (e.sink.failure[0], e.sink.failure[2]) == (Code.MODEL_FAILED, EXIT_FAILED)
 
 
+def test_a_lost_gpu_ends_the_worker_at_once_and_leaves_its_requests_to_the_next(model: Path, breaker: Breaker) -> None:
+    breaker.error = RuntimeError(METAL.format("Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"))
+    with RunningEngine(model, text=ForcedText(), max_batch=1) as e:
+        e.sink.settled.clear()
+        breaker.failures_left = 1
+        answers = [e.submit(f"r{i}", PROMPT, 5) for i in range(3)]
+        assert e.sink.settled.wait(20)
+    assert all(answer.error is None and answer.finish is None for answer in answers)
+    assert e.sink.failure is not None
+    assert (e.sink.failure[0], e.sink.failure[2]) == (Code.GPU_FAULT, EXIT_GPU_FAULT)
+
+
 def test_a_failed_allocation_is_called_by_its_name(model: Path, breaker: Breaker) -> None:
     breaker.error = RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
     with RunningEngine(model, text=ForcedText()) as e:
@@ -115,4 +128,14 @@ def test_only_memory_errors_are_memory_errors() -> None:
     assert code_of(MemoryError()) is Code.OUT_OF_MEMORY
     assert code_of(RuntimeError("[metal::malloc] Attempting to allocate 5 bytes")) is Code.OUT_OF_MEMORY
     assert code_of(RuntimeError("kIOGPUCommandBufferCallbackErrorOutOfMemory")) is Code.OUT_OF_MEMORY
+    assert code_of(RuntimeError(METAL.format("Insufficient Memory (00000008:…ErrorOutOfMemory)"))) is Code.OUT_OF_MEMORY
+    assert code_of(RuntimeError(METAL.format("Discarded (victim of GPU error/recovery)"))) is Code.GPU_FAULT
     assert code_of(ValueError("shapes do not match")) is Code.INTERNAL
+
+
+def test_every_exit_code_is_in_the_documentation() -> None:
+    from worker import faults
+
+    table = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    for name, code in vars(faults).items():
+        assert not name.startswith("EXIT_") or f"| {code} |" in table, name
