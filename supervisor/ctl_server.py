@@ -140,7 +140,9 @@ def _memory(model: SlotStatus) -> list[str]:
         *(model.charged_bytes, model.weights_bytes, beat.get("kv_bytes"), model.kv_granted_bytes),
         *(beat.get("hot_bytes"), model.hot_granted_bytes, model.measured_bytes),
     )
-    return [model.id, *(terminal.size(cast("int", size)) if size else "-" for size in sizes), "pinned" if model.pinned else ""]
+    notes = ["pinned"] if model.pinned else []
+    notes += [f"{beat['parked']} put aside"] if beat.get("parked") else []
+    return [model.id, *(terminal.size(cast("int", size)) if size else "-" for size in sizes), ", ".join(notes)]
 
 
 def _child(state: str, pid: int | None, restarts: int) -> str:

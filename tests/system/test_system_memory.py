@@ -78,6 +78,7 @@ def test_while_memory_is_short_a_running_answer_is_put_aside_and_ends_as_if_alon
         (server.home / "settings.json").write_text(json.dumps({"memory": short}))
         server.ctl("reload")
         server.wait_for(lambda: server.model("tiny")["beat"]["parked"] == 1, 10, "one is put aside")
+        assert "1 put aside" in server.ctl("status").stdout
         assert not first.is_over() and not second.is_over()
         first.hang_up()
         second.wait()
