@@ -215,3 +215,41 @@ def test_uninstalling_leaves_models_cache_and_settings_and_says_where_they_are(m
     assert (mac.server.home / "settings.json").exists()
     assert mac.service("uninstall").out == "the service was not installed\n"
     assert account_of().home not in plist.parents  # nothing of this test was ever near the real one's home
+
+
+def test_the_machines_service_is_a_daemon_of_its_user_and_lives_the_same_life(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launchd = LaunchdStand("system")
+
+    def keeper_of(account: Account, system: bool) -> Launchd:
+        assert system
+        return Launchd(account, system=True, run=launchd.launchctl, root=tmp_path)
+
+    with home_with({"tiny": tiny}) as home:
+        server = Server(home, {"server": {"port": 0}})
+        server.output.touch()
+        monkeypatch.setattr(ctl_service, "keeper_of", keeper_of)
+        monkeypatch.setattr(ctl_service, "_require_root", lambda system: None)
+        monkeypatch.setenv("OMLX_HOME", str(home))
+        shell = Shell(home, monkeypatch, capsys)
+        try:
+            me = account_of()
+            ran = shell("service", "install", "--system", "--user", me.name, "--json")
+            assert ran.status == 0, ran
+            said, job = json.loads(ran.out), launchd.jobs[f"system/{LABEL}"]
+            assert (said["outcome"], said["pid"]) == ("installed", job.pid)
+            definition = tmp_path / "Library" / "LaunchDaemons" / f"{LABEL}.plist"
+            assert said["definition"] == str(definition)
+            assert plistlib.loads(definition.read_bytes())["UserName"] == me.name
+            assert server.status()["pid"] == job.pid
+            again = json.loads(shell("service", "install", "--system", "--user", me.name, "--json").out)
+            assert (again["outcome"], again["pid"]) == ("unchanged", said["pid"])
+            assert shell("service", "stop", "--system").status == 0
+            assert shell("service", "status", "--system").status == 3
+            assert json.loads(shell("service", "start", "--system", "--json").out)["pid"] not in (None, said["pid"])
+            removed = json.loads(shell("service", "uninstall", "--system", "--json").out)
+            assert removed == {"removed": str(definition)} and not definition.exists()
+            assert (home / "models").exists() and shell("status").status == 3
+        finally:
+            launchd.close()
