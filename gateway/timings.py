@@ -23,6 +23,8 @@ class Summary:
     cached_hot: int
     cached_cold: int
     parks: int
+    draft: tuple[int, int] | None
+    """Tokens that a draft model proposed and how many were accepted; None without one."""
     decoded_tokens: int
     """Of the completion, without the first of each answer, which is the prefill's work."""
 
@@ -45,6 +47,7 @@ class Summary:
             "cached_ram_tokens": self.cached_hot,
             "cached_ssd_tokens": self.cached_cold,
             "parks": self.parks,
+            **({} if self.draft is None else {"draft_proposed": self.draft[0], "draft_accepted": self.draft[1]}),
         }
 
     def line(self) -> str:
@@ -57,6 +60,7 @@ class Summary:
         parts += [] if self.first_token_s is None else [f"first={self.first_token_s:.3f}"]
         rates = {"prefill_tps": self.prefill_tokens_per_s, "decode_tps": self.decode_tokens_per_s}
         parts += [f"parks={self.parks}"] if self.parks else []
+        parts += [] if self.draft is None else [f"draft={self.draft[1]}/{self.draft[0]}"]
         parts += [f"{name}={rate:.4g}" for name, rate in rates.items() if rate is not None]
         return " ".join([*(parts if self.spent else []), f"total={self.total_s:.3f}"])
 
@@ -77,8 +81,13 @@ def summary_of(answers: Sequence[Trace], received_at: float, now: float) -> Summ
         cached_hot=sum(trace.usage.cached_hot for trace in answers),
         cached_cold=sum(trace.usage.cached_cold for trace in answers),
         parks=sum(trace.parks for trace in answers),
+        draft=_summed([trace.draft for trace in answers if trace.draft is not None]),
         decoded_tokens=sum(trace.decoded_tokens for trace in answers),
     )
+
+
+def _summed(drafts: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    return (sum(proposed for proposed, _ in drafts), sum(accepted for _, accepted in drafts)) if drafts else None
 
 
 def _rate(tokens: int, took_s: float) -> float | None:

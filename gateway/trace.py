@@ -53,6 +53,8 @@ class Trace:
     """The first that is known of its end: a finish reason, or the code of what went wrong."""
     attempts: int = 1
     parks: int = 0
+    draft: tuple[int, int] | None = None
+    """Tokens that a draft model proposed, and how many of them were accepted."""
     """How often the worker put it aside, all choices together."""
     usage: Usage = NOTHING
     """Of its first choice; the prompt is that of all."""
@@ -83,6 +85,10 @@ class Trace:
             self.usage = row.usage
         if row.finish is not None and row.timings is not None:
             self.parks += row.timings.parks
+            proposed, accepted = row.timings.draft_proposed, row.timings.draft_accepted
+            if proposed is not None and accepted is not None:
+                before = self.draft or (0, 0)
+                self.draft = (before[0] + proposed, before[1] + accepted)
 
     @property
     def completion_tokens(self) -> int:

@@ -17,6 +17,15 @@ PROCESS_NAMES = frozenset({"omlxd", "gateway", "text", "janitor"})
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """A smaller model that proposes tokens to a larger one."""
+
+    name: str
+    path: Path
+    files: ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogEntry:
     id: str
     path: Path
@@ -24,6 +33,7 @@ class CatalogEntry:
     base: str | None = None
     adapter: Path | None = None
     """A LoRA adapter's directory; `path` is then that of the model it is for, and `base` that model's id."""
+    draft: Draft | None = None
 
     @property
     def own_path(self) -> Path:

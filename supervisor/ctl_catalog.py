@@ -51,12 +51,14 @@ def found(here: Home, model: str) -> "CatalogEntry":
 
 
 def catalog_of(here: Home) -> "Catalog":
-    from supervisor.adapters import with_adapters
+    from supervisor.adapters import with_adapters, with_inherited
     from supervisor.catalog import scan
+    from supervisor.drafts import with_drafts
 
     dirs = here.model_dirs()
     present = [d for d in dirs if d != here.paths.models or d.exists()]  # ours is made when it is first needed
-    return with_adapters(scan(present, here.loaded.settings.model_types), here.loaded.settings)
+    catalog = with_adapters(scan(present, here.loaded.settings.model_types), here.loaded.settings)
+    return with_drafts(catalog, with_inherited(here.loaded.settings, catalog))
 
 
 def _status(entry: "CatalogEntry") -> dict[str, object]:
@@ -65,6 +67,7 @@ def _status(entry: "CatalogEntry") -> dict[str, object]:
         path=str(entry.path),
         base=entry.base,
         adapter=None if entry.adapter is None else str(entry.adapter),
+        draft=None if entry.draft is None else entry.draft.name,
         state="not running",
         context=entry.files.context,
         weights_bytes=entry.files.weights_bytes,

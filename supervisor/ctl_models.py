@@ -161,6 +161,7 @@ def show(here: Home, model: str, as_json: bool) -> None:
             "context": f"{slot.context} tokens",
             "weights": terminal.size(slot.weights_bytes),
         }
+        | ({"draft model": _draft(slot)} if slot.draft else {})
         | ({"prefix cache": slot.cache} if slot.cache else {})
         | ({"process": f"pid {slot.pid}, {terminal.size(slot.charged_bytes)} given"} if slot.pid else {})
         | ({"aliases": ", ".join(slot.aliases)} if slot.aliases else {})
@@ -178,6 +179,12 @@ def show(here: Home, model: str, as_json: bool) -> None:
         if value is not None:
             click.echo(f"{name}: {value}")
     return None
+
+
+def _draft(slot: SlotStatus) -> str:
+    counts = cast("dict[str, int]", (slot.beat or {}).get("draft") or {})
+    proposed = counts.get("proposed", 0)
+    return f"{slot.draft}, {counts.get('accepted', 0)} of {proposed} tokens accepted" if proposed else str(slot.draft)
 
 
 @models.command("add")

@@ -4,11 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from supervisor import budget
+from supervisor.catalog import Draft
 from supervisor.model_files import ModelFiles
 from supervisor.settings import ModelSettings
 
-Feature = Literal["kv_bits"]
+Feature = Literal["draft_model", "kv_bits"]
 DEFAULT_GROUP_SIZE = 64
+DEFAULT_DRAFT_TOKENS = 3
+"""As in mlx-lm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +30,37 @@ class KvQuantizing:
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     kv: KvQuantizing | None = None
+    draft: Draft | None = None
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS
 
     @property
     def features(self) -> tuple[Feature, ...]:
         """As their settings are called."""
-        return ("kv_bits",) if self.kv is not None else ()
+        named: tuple[tuple[Feature, object], ...] = (("draft_model", self.draft), ("kv_bits", self.kv))
+        return tuple(name for name, value in named if value is not None)
 
     def worker_settings(self) -> dict[str, object]:
-        if self.kv is None:
-            return {}
-        return {"kv_bits": self.kv.bits, "kv_group_size": self.kv.group_size, "quantized_kv_start": self.kv.start}
+        given: dict[str, object] = {}
+        if self.kv is not None:
+            given |= {"kv_bits": self.kv.bits, "kv_group_size": self.kv.group_size, "quantized_kv_start": self.kv.start}
+        if self.draft is not None:
+            given |= {"draft_model": self.draft.name, "draft_path": str(self.draft.path), "num_draft_tokens": self.draft_tokens}
+        return given
+
+    def facts(self) -> list[object]:
+        """What else tells two loads apart."""
+        files = None if self.draft is None else self.draft.files
+        return [] if files is None else [files.weights_bytes, files.changed]
 
     def load_sum(self, files: ModelFiles, context_tokens: int) -> budget.LoadSum:
+        own = self._own_sum(files, context_tokens)
+        if self.draft is None:
+            return own
+        drafts = budget.load_sum(self.draft.files.weights_bytes, self.draft.files.kv_bytes_per_token, context_tokens)
+        kv_floor_bytes = own.kv_floor_bytes + drafts.kv_floor_bytes
+        return budget.LoadSum(own.weights_bytes + drafts.weights_bytes, own.runtime_bytes, kv_floor_bytes)
+
+    def _own_sum(self, files: ModelFiles, context_tokens: int) -> budget.LoadSum:
         plain = budget.load_sum(files.weights_bytes, files.kv_bytes_per_token, context_tokens)
         if self.kv is None:
             return plain
@@ -48,14 +70,18 @@ class LoadOptions:
         return budget.LoadSum(plain.weights_bytes, plain.runtime_bytes, kv_floor_bytes)
 
 
-def load_options(own: ModelSettings) -> LoadOptions:
-    if own.kv_bits is None:
-        return LoadOptions()
-    return LoadOptions(KvQuantizing(own.kv_bits, own.kv_group_size or DEFAULT_GROUP_SIZE, own.quantized_kv_start or 0))
+def load_options(own: ModelSettings, draft: Draft | None = None) -> LoadOptions:
+    kv = None
+    if own.kv_bits is not None:
+        kv = KvQuantizing(own.kv_bits, own.kv_group_size or DEFAULT_GROUP_SIZE, own.quantized_kv_start or 0)
+    return LoadOptions(kv, draft, own.num_draft_tokens or DEFAULT_DRAFT_TOKENS)
 
 
 def contradictions(model: str, own: ModelSettings, base: ModelSettings) -> list[str]:
     """Settings that need another one to mean anything. `base` is what an adapter takes over."""
-    needy = ("kv_group_size", "quantized_kv_start") if own.kv_bits is None and base.kv_bits is None else ()
-    set_here = [name for name in needy if getattr(own, name) is not None]
-    return [f"models.{model}.{name}: it means nothing without models.{model}.kv_bits" for name in set_here]
+    needed = {"kv_group_size": "kv_bits", "quantized_kv_start": "kv_bits", "num_draft_tokens": "draft_model"}
+    return [
+        f"models.{model}.{name}: it means nothing without models.{model}.{other}"
+        for name, other in needed.items()
+        if getattr(own, name) is not None and getattr(own, other) is None and getattr(base, other) is None
+    ]

@@ -154,6 +154,9 @@ class Timings(Part, frozen=True, kw_only=True):
     first_token_s: float = 0.0
     """From submit to the first token."""
     decode_s: float = 0.0
+    draft_proposed: int | None = None
+    """Tokens that a draft model proposed for this answer; None where there is none."""
+    draft_accepted: int | None = None
     parks: int = 0
     """How often it was put aside; how long that was is in the stage it was in."""
 
@@ -204,6 +207,8 @@ class SlotStatus(Part, frozen=True, kw_only=True):
     """Of a LoRA adapter: the model it is for, whose files are at `path`."""
     adapter: str | None = None
     """Of a LoRA adapter: where it is."""
+    draft: str | None = None
+    """The model that proposes tokens to it."""
     context: int = 0
     weights_bytes: int = 0
     estimate_bytes: int = 0
@@ -367,6 +372,8 @@ class Beat(Message, frozen=True, kw_only=True):
     hot_bytes: int = 0
     store_written_bytes: int = 0
     cache: dict[str, int] = {}
+    draft: dict[str, int] = {}
+    """Tokens that a draft model proposed, and how many of them were accepted; empty where there is none."""
     cache_trouble: str | None = None
     """Why the store on disk is not in use; None while all is well."""
     lease_tokens: dict[str, int] = {}

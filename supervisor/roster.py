@@ -10,6 +10,7 @@ from supervisor.adapters import with_adapters, with_inherited
 from supervisor.cache_plan import CachePlan, plan_cache
 from supervisor.catalog import Catalog, CatalogEntry, scan
 from supervisor.defaults import NO_PROFILE, Default, defaults_of
+from supervisor.drafts import with_drafts
 from supervisor.load_options import LoadOptions, load_options
 from supervisor.paths import Paths
 from supervisor.protocol import Assign, CacheGrant, Grants, ModelRef
@@ -101,7 +102,7 @@ class Roster:
         return self.options(entry).load_sum(entry.files, self.context(entry))
 
     def options(self, entry: CatalogEntry) -> LoadOptions:
-        return load_options(self.settings.of_model(entry.id))
+        return load_options(self.settings.of_model(entry.id), entry.draft)
 
     def estimate_bytes(self, entry: CatalogEntry) -> int:
         """Without its hot cache, which is given what is free."""
@@ -134,6 +135,7 @@ class Roster:
             self.context(entry),
             assign.max_batch,
             assign.settings,
+            self.options(entry).facts(),
             [assign.cache.dir, assign.cache.block, assign.cache.hot_bytes, assign.cache.dtype],
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
@@ -181,4 +183,5 @@ def read_roster(settings: Settings, paths: Paths, budget_bytes: int) -> Roster:
     """Looks through the model directories, ours first."""
     directories = [paths.models, *(Path(d).expanduser().absolute() for d in settings.model.model_dirs)]
     catalog = with_adapters(scan(directories, settings.model_types), settings)
-    return Roster(catalog, with_inherited(settings, catalog), paths.cache, budget_bytes)
+    settings = with_inherited(settings, catalog)
+    return Roster(with_drafts(catalog, settings), settings, paths.cache, budget_bytes)

@@ -366,6 +366,22 @@ class ModelSettings:
     ssd_dtype: str | None = _leaf(
         None, "as in cache, for this model", auto_or(choice("native", "int8")), applies="load", flag=None, env=None
     )
+    draft_model: str | None = _leaf(
+        None,
+        "smaller model with the same tokens, by name or directory, that proposes tokens; one request at a time is served then",
+        auto_or(text),
+        applies="load",
+        flag=None,
+        env=None,
+    )
+    num_draft_tokens: int | None = _leaf(
+        None,
+        "tokens that draft_model proposes at a time (auto: 3)",
+        auto_or(whole(1, 32)),
+        applies="load",
+        flag=None,
+        env=None,
+    )
     kv_bits: int | None = _leaf(
         None,
         "keep KV in this many bits, 2, 4 or 8 (auto: as the model computes it); such a model serves one request at a time",

@@ -43,6 +43,7 @@ def slot_status(
         path=str(entry.path),
         base=entry.base,
         adapter=None if entry.adapter is None else str(entry.adapter),
+        draft=None if entry.draft is None else entry.draft.name,
         state=view.state.value if view else "idle",
         context=context,
         weights_bytes=entry.files.weights_bytes,

@@ -103,6 +103,7 @@ class EngineBeat:
     hot_bytes: int = 0
     store_written_bytes: int = 0
     cache: Mapping[str, int] = field(default_factory=dict[str, int])
+    draft: Mapping[str, int] = field(default_factory=dict[str, int])
     cache_trouble: str | None = None
     lease_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
 

@@ -45,6 +45,11 @@ class LaneSet:
         return sum(lane.cache_bytes for lane in self._live)
 
     @property
+    def draft_counts(self) -> dict[str, int]:
+        lane = next(iter(self._live))
+        return lane.draft_counts if isinstance(lane, SerialLane) else {}
+
+    @property
     def decodes(self) -> bool:
         return any(lane.rows > lane.is_prefilling for lane in self._live)
 

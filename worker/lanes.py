@@ -209,6 +209,9 @@ class Lane:
             for row, (uid, tokens) in enumerate(zip(batch.uids, batch.tokens, strict=True)):
                 yield Held(uid, len(tokens), batch.prompt_cache, row)
 
+    def cut_back(self, uid: int, tokens: int) -> None:
+        """The sequence ends after so many tokens: what a step produced beyond them is taken back. Here a step produces one."""
+
     def remove(self, uids: Sequence[int]) -> None:
         self._generator.remove(list(uids))
         self._rows -= len(uids)

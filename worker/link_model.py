@@ -141,6 +141,7 @@ class ModelService:
             hot_bytes=engine.hot_bytes,
             store_written_bytes=engine.store_written_bytes,
             cache=dict(engine.cache),
+            draft=dict(engine.draft),
             cache_trouble=engine.cache_trouble,
             lease_tokens=dict(engine.lease_tokens),
         )

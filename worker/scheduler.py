@@ -28,6 +28,7 @@ from worker.parking import Parking
 from worker.prefix import PrefixCache
 from worker.sampling import check
 from worker.sequence import Sequence, Stage
+from worker.serial_lane import SerialLane
 
 _log = logging.getLogger(__name__)
 PUBLISH_EVERY_S = 0.5
@@ -233,14 +234,21 @@ class Scheduler:
         try:
             produced = lane.decode()
             now = time.monotonic()
-            rows = [live[uid].take(token, now) for uid, token in produced]
+            counts = lane.own_counts if isinstance(lane, SerialLane) else None
+            for sequence in live.values():
+                sequence.draft_counts = counts
+            # Of several tokens of one sequence, those after its last one are not part of the answer.
+            rows = [live[uid].take(token, now) for uid, token in produced if live[uid].stage is not Stage.DONE]
+            ended = list(dict.fromkeys(uid for uid, _ in produced if live[uid].stage is Stage.DONE))
+            for uid in ended:
+                lane.cut_back(uid, len(live[uid].tokens))
             self._look_at_cache(lane)
         except Exception as e:  # the batch is undefined now: its requests end, the worker goes on with a new generator
             self._rebuild(lane, e)
             return []
         if produced:
             self._faults_in_a_row = 0
-        self._leave(self._lanes.take_out(lane, [uid for uid, _ in produced if live[uid].stage is Stage.DONE]))
+        self._leave(self._lanes.take_out(lane, ended))
         return rows
 
     def _prefill(self, chunk_tokens: int) -> int:
@@ -314,6 +322,7 @@ class Scheduler:
                 hot_bytes=0 if prefix is None else prefix.hot.bytes,
                 store_written_bytes=0 if prefix is None or prefix.spill is None else prefix.spill.written_bytes,
                 cache={} if prefix is None else prefix.counters(),
+                draft=self._lanes.draft_counts,
                 lease_tokens=dict(lease_tokens),
             )
         )

@@ -29,6 +29,16 @@ class Watch(Protocol):
     def logprobs(self, position: int, token: int) -> list[dict[str, object]] | None: ...
 
 
+class DraftCounts(Protocol):
+    """`worker.drafting.Counts` as a sequence uses it."""
+
+    @property
+    def proposed(self) -> int: ...
+
+    @property
+    def accepted(self) -> int: ...
+
+
 class Sequence:
     def __init__(self, job: Job, choice: int, stream: TextStream, eos_ids: frozenset[int], chain: Chain | None) -> None:
         self.job = job
@@ -45,6 +55,8 @@ class Sequence:
         self.cached_hot = 0
         self.cached_cold = 0
         self.watch: Watch | None = None
+        self.draft_counts: DraftCounts | None = None
+        """Where a draft model helps."""
         self.rank: tuple[float, int] = (0.0, 0)
         """Its place in any line, given when it came: the smaller one goes first."""
         self.taken_at = 0.0
@@ -166,5 +178,7 @@ class Sequence:
             prefill_s=first_at - prefill_at,
             first_token_s=first_at - submitted_at,
             decode_s=now - first_at,
+            draft_proposed=None if self.draft_counts is None else self.draft_counts.proposed,
+            draft_accepted=None if self.draft_counts is None else self.draft_counts.accepted,
             parks=self.parks,
         )

@@ -1,9 +1,11 @@
-"""A lane for models whose caches mlx_lm cannot batch: one sequence at a time, step by step like any other lane.
+"""A lane for one sequence at a time, step by step as in others: where mlx_lm cannot batch the caches, or a draft model helps.
 
 Stands in for `worker.lanes.Lane`, with the same promises: a step is one decode step or one chunk of the prompt, and a token is
-reported when the cache holds it. Knows token ids and caches; must not know requests, text or blocks.
+reported when the cache holds it. With a draft model a decode step may yield several tokens. Knows token ids and caches; must
+not know requests, text or blocks.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -11,6 +13,7 @@ from typing import cast
 import mlx.core as mx
 from mlx_lm.generate import generation_stream  # pyright: ignore[reportMissingTypeStubs]
 
+from worker.drafting import Counts, Draft, DraftModel, rewind
 from worker.kv_quantizing import KvQuantizing
 from worker.lanes import Chunks, Held, segments_of
 from worker.mlx_types import Cache, LanguageModel, Processor, Sampler
@@ -31,6 +34,7 @@ class _Only:
     """What the cache holds."""
     pending: list[list[int]]
     """Segments of the prompt still to come."""
+    draft: Draft | None
     next_token: mx.array | None = None
     """[1], being computed."""
 
@@ -38,8 +42,11 @@ class _Only:
 class SerialLane:
     max_rows = 1
 
-    def __init__(self, model: LanguageModel, chunks: Chunks, quantizing: KvQuantizing | None = None) -> None:
+    def __init__(
+        self, model: LanguageModel, chunks: Chunks, quantizing: KvQuantizing | None = None, draft: DraftModel | None = None
+    ) -> None:
         self.chunks = chunks
+        self._draft = draft
         self._quantizing = quantizing
         self._model = model
         self._only: _Only | None = None
@@ -63,7 +70,20 @@ class SerialLane:
 
     @property
     def cache_bytes(self) -> int:
-        return 0 if self._only is None else sum(leaf.nbytes for leaf in self._only.cache)
+        if self._only is None:
+            return 0
+        drafts = [] if self._only.draft is None else self._only.draft.cache
+        return sum(leaf.nbytes for leaf in (*self._only.cache, *drafts))
+
+    @property
+    def draft_counts(self) -> dict[str, int]:
+        """Of all sequences so far; empty where there is no draft model."""
+        return {} if self._draft is None else dataclasses.asdict(self._draft.counts)
+
+    @property
+    def own_counts(self) -> Counts | None:
+        """Of the present sequence."""
+        return None if self._only is None or self._only.draft is None else self._only.draft.counts
 
     def insert(
         self,
@@ -80,7 +100,8 @@ class SerialLane:
         self._uids += 1
         start = 0 if self._quantizing is None else self._quantizing.start
         segments = segments_of(prompt, cached_tokens, self.chunks, edge, start)
-        self._only = _Only(self._uids, cache, sampler, processors, list(prompt[:cached_tokens]), segments)
+        draft = None if self._draft is None else Draft(self._draft)
+        self._only = _Only(self._uids, cache, sampler, processors, list(prompt[:cached_tokens]), segments, draft)
         return self._uids
 
     def decode(self) -> list[tuple[int, int]]:
@@ -89,7 +110,7 @@ class SerialLane:
         if only is None or only.next_token is None:
             return []
         with mx.stream(_STREAM):
-            return [(only.uid, self._decode(only, only.next_token))]
+            return [(only.uid, token) for token in self._round(only, only.next_token)]
 
     def next_chunk(self, chunk_tokens: int) -> int:
         return chunk_tokens - (0 if self._only is None else len(self._only.tokens)) % chunk_tokens
@@ -111,6 +132,13 @@ class SerialLane:
         if self._only is not None:
             yield Held(self._only.uid, len(self._only.tokens), self._only.cache, 0)
 
+    def cut_back(self, uid: int, tokens: int) -> None:
+        """As `Lane.cut_back`."""
+        only = self._only
+        if only is not None and only.uid == uid and len(only.tokens) > tokens:
+            rewind(only.cache, len(only.tokens) - tokens)
+            del only.tokens[tokens:]
+
     def remove(self, uids: Sequence[int]) -> None:
         if self._only is not None and self._only.uid in uids:
             self._only = None
@@ -128,6 +156,8 @@ class SerialLane:
         logits = self._forward(only, mx.array([chunk]))
         only.tokens += chunk
         self._settle(only)
+        if only.draft is not None:
+            only.draft.catch_up(only.tokens, len(chunk))
         if only.pending:
             # Not the logits: most of the chunk's would be computed for nothing.
             mx.eval([leaf.state for leaf in only.cache])  # pyright: ignore[reportUnknownMemberType]
@@ -135,6 +165,33 @@ class SerialLane:
         else:
             self._sample(only, logits)
         return len(chunk)
+
+    def _round(self, only: _Only, token: mx.array) -> list[int]:
+        draft = only.draft
+        if draft is None or (self._quantizing is not None and len(only.tokens) < self._quantizing.start):
+            return [self._decode(only, token)]
+        if draft.behind(len(only.tokens)) > self.chunks.busy_tokens:  # of a restored prompt it knows nothing yet
+            draft.catch_up(only.tokens, self.chunks.busy_tokens)
+            return [self._decode(only, token)]
+        return self._speculate(only, draft, cast("int", token.item()))
+
+    def _speculate(self, only: _Only, draft: Draft, token: int) -> list[int]:
+        """`token`, and what was proposed after it as far as it is what the model says; `next_token` is what it says then."""
+        proposed = draft.propose([*only.tokens, token])
+        logits = self._model(mx.array([[token, *proposed]]), cache=only.cache)
+        only.tokens.append(token)
+        produced = [token]
+        for place, guess in enumerate([*proposed, None]):
+            # One after the other: samplers and processors must see what they see without a draft.
+            chosen = self._sample(only, logits[:, place, :])
+            if guess is None or chosen.item() != guess:
+                break
+            only.tokens.append(guess)
+            produced.append(guess)
+        accepted = len(produced) - 1
+        rewind(only.cache, len(proposed) - accepted)
+        draft.settle(len(only.tokens), len(proposed), accepted)
+        return produced
 
     def _decode(self, only: _Only, token: mx.array) -> int:
         logits = self._forward(only, token[None])
@@ -151,9 +208,10 @@ class SerialLane:
     def _forward(self, only: _Only, inputs: mx.array) -> mx.array:
         return self._model(inputs, cache=only.cache)[:, -1, :]
 
-    def _sample(self, only: _Only, logits: mx.array) -> None:
+    def _sample(self, only: _Only, logits: mx.array) -> mx.array:
         """Starts to compute the token that follows `only.tokens`."""
         for processor in only.processors:
             logits = processor(mx.array(only.tokens), logits)
         only.next_token = only.sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         mx.async_eval(only.next_token)  # pyright: ignore[reportUnknownMemberType]
+        return only.next_token

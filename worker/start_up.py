@@ -18,6 +18,7 @@ from supervisor.protocol import CacheGrant
 from worker.admission import Admission
 from worker.appetite import LOAN_S
 from worker.checkpoint import Checkpoint, open_checkpoint
+from worker.drafting import joined, open_draft
 from worker.hot import HotTier
 from worker.job import Loaded, LoadSpec, LoadStage, Sink, Text
 from worker.kv import Layout
@@ -57,9 +58,12 @@ def bring_up(
     )
     quantizing = KvQuantizing.of(spec.settings)
     model = load(checkpoint, progress, quantizing, trust_remote_code=trust)
+    draft = open_draft(spec, model, progress)
+    if draft is not None:
+        model = joined(model, draft)
     chunks = chunk_sizes(spec.cache.block)
 
-    alone = why_serial(model.warm_cache)
+    alone = why_serial(model.warm_cache) if draft is None else "a draft model works for one at a time"
 
     numbers = itertools.count()
     admission = Admission(model.kv_cost, spec.grants.kv_bytes, int(_number(spec.settings, "kv_ceiling_bytes", 0)))
@@ -69,7 +73,7 @@ def bring_up(
         lane = (
             Lane(model.model, spec.max_batch, chunks, first_uid)
             if alone is None
-            else SerialLane(model.model, chunks, quantizing)
+            else SerialLane(model.model, chunks, quantizing, draft)
         )
         limit_memory(model.weights_bytes, admission.granted_bytes)
         return lane
@@ -93,6 +97,7 @@ def bring_up(
             "cache_off_because": why_not,
             "cache_block_tokens": chunks.block_tokens,
             "one_at_a_time_because": alone,
+            "draft_model": None if draft is None else draft.name,
         },
     )
     return scheduler, loaded
