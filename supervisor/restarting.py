@@ -97,5 +97,5 @@ class Restarting:
         loaded = self._shell.loaded
         load(os.environ, flags_of(loaded), loaded.home)
         log.info("starting again in place%s", f", as omlxd {for_build}" if for_build else "")
-        self.again = Again(for_build)
         self._shell.leave()
+        self.again = Again(for_build)

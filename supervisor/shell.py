@@ -143,6 +143,8 @@ class Supervisor:
             self.admin.reload()
 
     def leave(self) -> None:
+        """Whoever asks for the end, be it during a restart, gets it."""
+        self.restarting.again = None
         self._leave.set()
 
     def give_up(self, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -73,6 +74,16 @@ def test_a_restart_into_wrong_settings_is_refused_and_the_server_goes_on(small: 
     done = small.ctl("restart", check=False)
     assert done.returncode == 2 and "server.prot" in done.stderr
     assert small.get("/health").status == 200
+
+
+def test_a_stop_in_the_middle_of_a_restart_is_a_stop(tiny: Path) -> None:
+    with running({"tiny": tiny}, {"timers": {"stop_s": 1, "term_s": 0.5}}) as server, ThreadPoolExecutor(1) as pool:
+        server.ctl("load", "tiny")
+        os.kill(server.pid_of("tiny"), signal.SIGSTOP)  # so that the end takes its time
+        restart = pool.submit(server.ctl, "restart", check=False)
+        server.wait_for(lambda: "starting again in place" in server.said(), 10, "it has begun")
+        assert server.stop() == 0
+        assert restart.result(60).returncode == 1, "whoever asked for the restart is told"
 
 
 def test_after_an_upgrade_nothing_is_loaded_and_with_the_last_answer_the_new_server_takes_over(

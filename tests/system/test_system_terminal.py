@@ -1,5 +1,6 @@
-"""A server that somebody started in a terminal ends with the terminal, and not before."""
+"""omlxd and a terminal: a server that somebody started in one ends with it, and not before; what omlxctl draws on one."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -37,3 +38,18 @@ def test_closing_the_terminal_ends_the_server_and_a_hang_up_alone_does_not(tiny:
         finally:
             if server.process.poll() is None:
                 server.kill()
+
+
+def test_a_load_draws_a_bar_on_a_terminal_and_wipes_it_away(small: Server) -> None:
+    terminal, theirs = pty.openpty()
+    done = subprocess.Popen([*OMLXCTL, "load", "tiny"], env=small.env(), stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    drawn = b""
+    with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
+        while piece := os.read(terminal, 4096):
+            drawn += piece
+    os.close(terminal)
+    out, _ = done.communicate(timeout=30)
+    assert done.returncode == 0 and "tiny is loaded" in out and "\033" not in out
+    assert b"\r\033[Kloading tiny: weights [" in drawn and b"%" in drawn
+    assert drawn.endswith(b"\r\033[K")
