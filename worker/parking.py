@@ -113,6 +113,8 @@ class Parking:
             and rank_after_run(sequence, now) > blocked.rank
             and sequence.parks < MAX_PARKS
         ]
+        if not may_go:
+            return
         parting: list[Sequence] = []
         while not self._would_fit(blocked, [sequence for sequence in running if sequence not in parting]):
             if not may_go:
@@ -140,7 +142,7 @@ class Parking:
     def _put_aside(self, sequences: Many[Sequence], reason: str) -> None:
         for sequence in sequences:
             name, tokens = f"{sequence.job.rid}/{sequence.choice}", len(sequence.tokens)
-            _log.info("%s is parked at token %d, for the %d. time: %s", name, tokens, sequence.parks + 1, reason)
+            _log.info("%s is parked at token %d, %d times so far: %s", name, tokens, sequence.parks, reason)
         self.parks += len(sequences)
         self._park(sequences)
 
