@@ -14,7 +14,7 @@ help:
 	@echo "make demo   install, import a small real model, serve it, ask it something"
 	@echo "make test   install what the tests need and run the whole suite"
 	@echo "make clients  install lm-eval in an environment of its own and let it evaluate a model through the server"
-	@echo "make soak   50 loads and unloads in a row, 4000 requests that are left or run out of time: nothing may grow"
+	@echo "make soak   3 minutes of requests while processes are killed (SOAK_S), 50 loads and unloads in a row, 4000 requests that are left"
 	@echo "make check  lint, types, import rules, then the tests"
 	@echo "make bench  omlxd beside mlx_lm.server and by itself: ratios in one run, and the limits they keep"
 
@@ -72,8 +72,13 @@ $(CLIENTS_STAMP): pyproject.toml $(STAMP)
 	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --progress-bar on -r $(CLIENTS)/requirements.txt
 	@touch $@
 
+# Longer by hand: make soak SOAK_S=3600
+SOAK_S ?= 180
+SOAK_CYCLES ?= 50
+SOAK_REQUESTS ?= 4000
 soak: venv openblas
-	SOAK_CYCLES=50 $(PY) -m pytest tests/system/test_system_many.py -k cycles --timeout 1800
-	SOAK_REQUESTS=4000 $(PY) -m pytest tests/system/test_system_soak.py --timeout 1800
+	SOAK_S=$(SOAK_S) SOAK_SEED=$${SOAK_SEED:-$$RANDOM} $(PY) -m pytest -s tests/system/test_system_storm.py --timeout 86400
+	SOAK_CYCLES=$(SOAK_CYCLES) $(PY) -m pytest tests/system/test_system_many.py -k cycles --timeout 1800
+	SOAK_REQUESTS=$(SOAK_REQUESTS) $(PY) -m pytest tests/system/test_system_soak.py --timeout 1800
 
 check: lint types imports test

@@ -6,11 +6,14 @@ import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
+from tests.stands.looking import Looking
 from tests.stands.raw_stream import Stream
 from tests.stands.server import OMLXCTL, Server, home_with
+from tests.stands.storm import Ask, carry_out
 
 
 def test_a_stream_whose_worker_is_killed_ends_with_an_error_and_the_next_request_restores(small: Server) -> None:
@@ -41,25 +44,59 @@ def test_a_killed_gateway_comes_back_within_three_seconds_and_models_stay_loaded
     assert small.pid_of("tiny") == worker
 
 
-def test_a_stream_through_a_killed_gateway_is_aborted_not_ended_cleanly(small: Server) -> None:
+def test_through_a_killed_gateway_answers_are_cut_its_leases_end_and_its_work_stops(small: Server) -> None:
     small.ctl("load", "tiny")
-    gateway = small.pid_of("gateway")
-    stream = Stream(small, "tiny", "hello", max_tokens=1500)
-    stream.until_content()
-    os.kill(gateway, signal.SIGKILL)
-    assert "[DONE]" not in stream.rest()
-    small.wait_for(lambda: small.model("tiny")["leases"] == 0, 5, "the lost gateway's lease is released")
+    with Looking(small) as look, ThreadPoolExecutor(1) as pool:
+        streamed = Stream(small, "tiny", "hello", max_tokens=1500)
+        streamed.until_content()
+        whole = pool.submit(carry_out, small.port, Ask("chat", "tiny", "Tell me a story.", 1500))
+        look.until("tiny", lambda m: m["leases"] == 2)
+        worker = look.model("tiny")["pid"]
+        os.kill(small.pid_of("gateway"), signal.SIGKILL)
+        assert "[DONE]" not in streamed.rest()
+        assert whole.result(30).how == "aborted"
+        look.until("tiny", lambda m: m["leases"] == 0, 5)
+        idle = look.until("tiny", lambda m: m["beat"]["running"] == m["beat"]["waiting"] == 0, 10)
+        assert carry_out(small.port, Ask("chat", "tiny", "hello", 2)).how == "whole"
+        assert idle["pid"] == look.model("tiny")["pid"] == worker
+        look.until_nothing_is_left()
 
 
-def test_every_child_is_gone_soon_after_the_supervisor_is_killed_and_a_new_one_starts(small: Server) -> None:
+def test_every_child_is_gone_soon_after_the_supervisor_is_killed_and_what_it_left_keeps_no_new_one_from_starting(
+    small: Server,
+) -> None:
     small.chat("tiny", "hello", max_tokens=2)
     children = small.family()[1:]
     assert len(children) >= 4
     small.kill()
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
+    run = small.home / "run"
+    assert {path.name for path in run.glob("*.sock")} == {"control.sock", "data.sock"}
+    (run / "omlxd.lock").write_text(f"{os.getpid()}\n")  # a pid that lives, but holds no lock
+    (run / "children.json").write_text("{")
     small.start()
     assert small.chat("tiny", "hello", max_tokens=2).status == 200
+
+
+def test_a_reload_while_busy_never_drops_a_live_worker(small: Server) -> None:
+    """A change that needs another worker waits for the answers under way; any other change needs none."""
+    small.ctl("load", "tiny")
+    with Looking(small) as look:
+        first = look.model("tiny")["pid"]
+        stream = Stream(small, "tiny", "hello", max_tokens=1500)
+        stream.until_content()
+        for settings in ({"sampling": {"top_k": 7}}, {"models": {"tiny": {"context": 1600}}}):
+            (small.home / "settings.json").write_text(json.dumps(settings))
+            small.ctl("reload")
+        shown = look.model("tiny")
+        assert (shown["pid"], shown["leases"], shown["state"]) == (first, 1, "draining")
+        after = Stream(small, "tiny", "hello", max_tokens=2)
+        assert stream.rest()[-1] == "[DONE]"
+        assert after.rest()[-1] == "[DONE]"
+        renewed = look.model("tiny")
+        assert renewed["pid"] != first and renewed["context"] == 1600 and renewed["restarts"] == 0
+        look.until_nothing_is_left()
 
 
 def test_a_second_instance_exits_at_once_and_names_the_first(small: Server) -> None:

@@ -67,6 +67,7 @@ FOR_ONE = {
     "timers": {"fair_wait_s": 3, "min_resident_s": 1},
 }
 """A worker's runtime alone is charged 614 MiB: one fits, two do not."""
+SLACK_S = 2.0
 
 
 @linux_only
@@ -79,13 +80,10 @@ def test_two_models_share_a_budget_for_one_and_nobody_is_cut(slow: Path) -> None
             streaming.start()
             time.sleep(1)
             begun_before_b = bool(first.arrivals) and not first.done
-            asked = threading.Thread(target=server.chat, args=("b", "hello"), kwargs={"max_tokens": 4})
-            asked.start()
-            answers = at_once([lambda name=name: server.chat(name, "hello", max_tokens=4) for name in ["a", "b"] * 5])
+            answers = at_once([lambda name=name: server.chat(name, "hello", max_tokens=4) for name in ["b", *["a", "b"] * 5]])
             streaming.join()
-            asked.join()
         assert begun_before_b, "the stream has to be running when the other model is asked for"
-        assert [answer.status for answer in answers] == [200] * 10
+        assert [answer.status for answer in answers] == [200] * 11
         assert (first.status, first.error, first.finish, first.done) == (200, None, "length", True)
         assert first.tokens == 200
         assert max(len(sample) for sample in samples) == 1, "two workers at once are over the budget"
@@ -93,6 +91,41 @@ def test_two_models_share_a_budget_for_one_and_nobody_is_cut(slow: Path) -> None
         loads = spawned(server)
         assert loads.total() - 1 <= 4, f"{loads}: too many swaps"
         assert server.status()["charged_bytes"] <= 1000 * MIB
+
+
+def test_overlapping_traffic_on_one_model_keeps_another_waiting_no_longer_than_its_longest_request(slow: Path) -> None:
+    longest_s, over = [0.0], threading.Event()
+
+    def traffic() -> None:
+        while not over.is_set():
+            begun = time.monotonic()
+            assert server.chat("a", "Tell me a long story.", max_tokens=30).status == 200
+            longest_s.append(time.monotonic() - begun)
+
+    with running({"a": slow, "b": slow}, FOR_ONE) as server:
+        server.ctl("load", "a")
+        crowd = [threading.Thread(target=traffic) for _ in range(3)]
+        for number, one in enumerate(crowd):
+            one.start()
+            time.sleep(0.1 * number)
+        asked_at = time.time()
+        answer = server.chat("b", "hello", max_tokens=1)
+        waited_s = time.time() - asked_at
+        over.set()
+        for one in crowd:
+            one.join()
+        stopping, ready = (moment(server, *what, since=asked_at) for what in (("a", "stopping"), ("b", "ready")))
+    assert answer.status == 200 and len(longest_s) > 3
+    timers = FOR_ONE["timers"]
+    bound_s = max(timers["fair_wait_s"], timers["min_resident_s"]) + max(longest_s)
+    assert timers["fair_wait_s"] <= stopping - asked_at <= bound_s + SLACK_S, "it has to be the rule that made room"
+    assert waited_s <= bound_s + (ready - stopping) + SLACK_S
+
+
+def moment(server: Server, model: str, state: str, since: float) -> float:
+    """When that model first entered that state."""
+    events = [json.loads(line) for line in server.ctl("events", "--json", "-n", "1000").stdout.splitlines()]
+    return next(e["ts"] for e in events if e["ts"] >= since and (e["model"], e["data"].get("state")) == (model, state))
 
 
 @linux_only
