@@ -14,10 +14,13 @@ from supervisor import slot_events as slots
 from supervisor.build import build
 from supervisor.census import Census
 from supervisor.logs import LogBook
+from supervisor.neighbours import Neighbourhood
 from supervisor.pressure import Level
 from supervisor.process import Child, Exit
 from supervisor.protocol import (
     VERSION,
+    Activity,
+    AskTurn,
     Assign,
     Beat,
     Bye,
@@ -25,6 +28,7 @@ from supervisor.protocol import (
     Explained,
     Fault,
     GatewayLost,
+    GiveTurn,
     Grant,
     Hello,
     LoadProgress,
@@ -68,6 +72,7 @@ class FleetShell(Protocol):
     control_endpoint: str
     loaded: Loaded
     census: Census
+    neighbourhood: Neighbourhood
 
     def happened(self, event: slots.SlotEvent) -> None: ...
     def send(self, identity: bytes, message: Message) -> bool: ...
@@ -185,11 +190,14 @@ class Fleet:
                 worker.ready = message
                 log.info("%s: ready after %.1f s", model, message.load_s)
                 measured = message.weights_bytes
+                self._shell.neighbourhood.join(identity)
                 self._shell.happened(slots.WorkerReady(model, gen, measured, message.max_inflight))
             case Beat():
                 worker.beat = message
                 queued = message.running + message.waiting
                 self._shell.happened(slots.WorkerBeat(model, gen, message.progress, queued, message.hot_bytes))
+            case Activity() | AskTurn() | GiveTurn():
+                self._shell.neighbourhood.take(identity, message)
             case Want():
                 self._shell.happened(slots.WorkerWants(model, gen, message.kv_bytes))
             case Fault():
@@ -229,6 +237,7 @@ class Fleet:
             return
         del self._by_model[model]
         del self._by_identity[worker.identity]
+        self._shell.neighbourhood.leave(worker.identity)
         log.log(logging.INFO if worker.stopping else logging.ERROR, "%s: worker %d ended: %s", model, worker.child.pid, how)
         tail = "\n".join(self._shell.book(model).tail(TAIL_LINES))
         killed = how.signal == signal.SIGKILL and self._shell.killed_for_memory_lately()

@@ -377,6 +377,8 @@ class Beat(Message, frozen=True, kw_only=True):
     cache_trouble: str | None = None
     """Why the store on disk is not in use; None while all is well."""
     lease_tokens: dict[str, int] = {}
+    turns_passed_on: int = 0
+    """How often it gave the prefill turn to a neighbour that waited for it."""
 
 
 class Want(Message, frozen=True, kw_only=True):
@@ -391,9 +393,44 @@ class Grant(Message, frozen=True, kw_only=True):
     KIND = "grant"
     kv_bytes: int | None = None
     hot_bytes: int | None = None
-    neighbours_decoding: int = 0
+    neighbours_busy: int | None = None
+    """Other workers that have requests now: from the first one on `Activity` is of interest."""
+    neighbours_decoding: int | None = None
     blas_threads: int | None = None
     write_credit: int | None = None
+
+
+class Activity(Message, frozen=True, kw_only=True):
+    """w→s: whether anything decodes there now. When that changes, and when a first neighbour gets busy."""
+
+    KIND = "activity"
+    decoding: bool
+
+
+class AskTurn(Message, frozen=True, kw_only=True):
+    """w→s: there is something to prefill and the turn is elsewhere. Answered by `Turn`, sooner or later."""
+
+    KIND = "ask_turn"
+    priority: int = 0
+
+
+class GiveTurn(Message, frozen=True, kw_only=True):
+    """w→s: the chunk is done, the next one may prefill."""
+
+    KIND = "give_turn"
+    turn: int
+
+
+TurnState = Literal["yours", "wanted", "lost"]
+
+
+class Turn(Message, frozen=True, kw_only=True):
+    """s→w: the worker may prefill; or finish its chunk, because another one waits; or it has lost the turn, having kept it."""
+
+    KIND = "turn"
+    turn: int
+    """Never used twice: what is said of an older one is void."""
+    state: TurnState
 
 
 class Fault(Message, frozen=True, kw_only=True):
@@ -729,7 +766,7 @@ KINDS: dict[str, type[Message]] = {
     kind.KIND: kind
     for kind in (
         *(Hello, Assign, LoadProgress, Ready, Beat, Want, Grant, Fault, Bye, Trim, Explain, Explained, Stop, GatewayLost),
-        *(Trace, Traced),
+        *(Trace, Traced, Activity, AskTurn, GiveTurn, Turn),
         *(Acquire, Abandon, Release, GatewayBeat, Queued, Granted, Rejected, Lost),
         *(Watch, Snapshot, Event, Call, Note, Reply),
         *(Join, Welcome, Submit, Accepted, Cancel, Rows, PrefillProgress, Result, Problem),

@@ -174,6 +174,7 @@ class Roster:
                 "max_gap_ms": self.settings.scheduler.max_gap_ms,
                 "stalled_step_s": self.settings.scheduler.stalled_step_s,
                 "kv_loan_s": self.settings.scheduler.kv_loan_s,
+                "prefill_turns": self.settings.scheduler.prefill_turns != "off",
                 "kv_ceiling_bytes": max(kv_bytes, self.budget_bytes - self.estimate_bytes(entry) + kv_bytes),
             },
         )

@@ -192,6 +192,16 @@ class SchedulerSettings:
         flag=None,
         env=None,
     )
+    prefill_turns: str = _leaf(
+        "auto",
+        "auto: models that prefill at the same time take turns on the device, chunk by chunk; off: each goes at once",
+        choice("auto", "off"),
+        applies="load",
+        flag=None,
+    )
+    prefill_turn_s: float = _leaf(
+        10.0, "seconds after which a model that others wait for loses its turn: it must be stuck", real(0.1, 600), flag=None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from supervisor.leftovers import remove_leftovers
 from supervisor.logs import LogBook, remove_old_files
 from supervisor.memory_watch import MemoryWatch
 from supervisor.meters import Meters
+from supervisor.neighbours import Neighbourhood
 from supervisor.overview import Overview
 from supervisor.paths import Paths
 from supervisor.protocol import (
@@ -90,6 +91,7 @@ class Supervisor:
         self.books = {"omlxd": book}
         self.awake = StayAwake(self)
         self.feed = Feed(self.send)
+        self.neighbourhood = Neighbourhood(self, loaded.settings.scheduler.prefill_turn_s)
         self.fleet = Fleet(self)
         self.explaining = Explaining(self)
         self.tracing = Tracing(self)
@@ -164,6 +166,7 @@ class Supervisor:
         await self.staff.leave(GATEWAY_GOES_S)
         if self._timer is not None:
             self._timer.cancel()
+        self.neighbourhood.close()
         self._control.close()
         self._context.destroy(linger=0)
         for path in (self.paths.control, self.paths.data):
@@ -205,6 +208,7 @@ class Supervisor:
             while self._events:
                 for effect in self.machine.handle(self._events.popleft(), time.monotonic()):
                     self._carry_out(effect)
+            self.neighbourhood.work(self.fleet.identity(*worker).encode() for worker in self.machine.at_work())
         finally:
             self._handling = False
             self._set_timer()

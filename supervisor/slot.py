@@ -78,6 +78,11 @@ class Machine:
     def view(self) -> tuple[SlotView, ...]:
         return tuple(self._board.view(slot) for slot in self._board.slots.values())
 
+    def at_work(self) -> list[tuple[str, int]]:
+        """Model and generation of every worker that somebody holds a lease on."""
+        slots = self._board.slots.values()
+        return [(slot.model, slot.worker.gen) for slot in slots if slot.worker is not None and slot.worker.leases]
+
     def budget(self) -> BudgetView:
         return slot_memory.view(self._board)
 

@@ -7,7 +7,7 @@ Lives on the engine thread, between two rounds; must not know rows or sockets.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from worker.admission import Admission, Claim
 from worker.appetite import Appetite
@@ -105,14 +105,20 @@ class Arrivals:
             self._restoring = None
         return gone
 
-    def advance(self) -> int:
+    @property
+    def is_restoring(self) -> bool:
+        return self._restoring is not None and isinstance(self._restoring[1], Restore)
+
+    def advance(self, may_score: Callable[[], bool]) -> int:
         """Takes the next one out of the line if it is time, and goes on with a restore. Returns how many chunks were scored.
 
         Raises ScoringFailed; that sequence is still to be taken out.
         """
         if self._restoring is None and (sequence := self._next()) is not None:
             self._begin(sequence)
-        return 0 if self._restoring is None else self._go_on(*self._restoring)
+        if self._restoring is None or (isinstance(self._restoring[1], Scoring) and not may_score()):
+            return 0
+        return self._go_on(*self._restoring)
 
     # ------------------------------------------------------------------ who is next
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Literal
 
-from supervisor.protocol import Code, Grant, Trim
+from supervisor.protocol import Code, Grant, Trim, Turn
 from worker.blas import load_openblas
 from worker.explain import Explanation, PromptMemory
 from worker.faults import EXIT_FAILED, LoadFailed
@@ -61,7 +61,7 @@ class Engine:
         """Nothing is computed; the engine thread calls `answer` with the prompt's tokens in RAM and on disk."""
         self._mailbox.put(Probe(job, answer))
 
-    def grant(self, grant: Grant) -> None:
+    def grant(self, grant: Grant | Turn) -> None:
         self._mailbox.put(grant)
 
     def trim(self, level: Literal["soft", "hard", "critical"], target_bytes: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from supervisor.protocol import CacheGrant, Grants, ModelRef, Row, Sampling
+from supervisor.protocol import Activity, AskTurn, CacheGrant, GiveTurn, Grants, ModelRef, Row, Sampling
 
 LoadStage = Literal["import", "tokenizer", "weights", "joining", "warm"]
 
@@ -106,6 +106,7 @@ class EngineBeat:
     draft: Mapping[str, int] = field(default_factory=dict[str, int])
     cache_trouble: str | None = None
     lease_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    turns_passed_on: int = 0
 
 
 class Sink(Protocol):
@@ -125,6 +126,10 @@ class Sink(Protocol):
 
     def want(self, kv_bytes: int) -> None:
         """All its requests together need so much KV; a `Grant` may follow."""
+        ...
+
+    def tell(self, message: Activity | AskTurn | GiveTurn) -> None:
+        """What its neighbours on the same device wait for."""
         ...
 
     def error(self, rid: str, code: str, message: str) -> None:

@@ -21,6 +21,8 @@ from supervisor.child import ChildArgs
 from supervisor.ipc import Frames, PeerLost, connect_dealer
 from supervisor.protocol import (
     VERSION,
+    Activity,
+    AskTurn,
     Assign,
     Beat,
     Bye,
@@ -29,6 +31,7 @@ from supervisor.protocol import (
     Explained,
     Fault,
     GatewayLost,
+    GiveTurn,
     Grant,
     Hello,
     Join,
@@ -39,6 +42,7 @@ from supervisor.protocol import (
     Ready,
     Stop,
     Trim,
+    Turn,
     UnknownKind,
     Want,
     decode,
@@ -64,7 +68,9 @@ class Host(Protocol):
 
     def loaded(self, ready: Ready) -> None: ...
 
-    def want(self, message: Want) -> None: ...
+    def say(self, message: Want | Activity | AskTurn | GiveTurn) -> None:
+        """To the supervisor, from a service that is ready."""
+        ...
 
     def fail(self, code: str, message: str, exit_code: int) -> None:
         """The service is over, and with it the process."""
@@ -84,7 +90,7 @@ class Service(Requests, Protocol):
 
     def beat(self, seq: int) -> Beat: ...
 
-    def grant(self, message: Grant) -> None: ...
+    def grant(self, message: Grant | Turn) -> None: ...
 
     def trim(self, message: Trim) -> None: ...
 
@@ -175,7 +181,7 @@ class Link:
         self._ready = ready
         self._say_ready()
 
-    def want(self, message: Want) -> None:
+    def say(self, message: Want | Activity | AskTurn | GiveTurn) -> None:
         self._say(message)
 
     def fail(self, code: str, message: str, exit_code: int) -> None:
@@ -211,13 +217,13 @@ class Link:
             case GatewayLost():
                 for gateway in self._gateways:
                     gateway.lost()
-            case Grant() if self._service is not None:
+            case Grant() | Turn() if self._service is not None:
                 self._service.grant(message)
             case Trim() if self._service is not None:
                 self._service.trim(message)
             case Explain() if self._service is not None:
                 self._say(Explained(rid=message.rid, lines=self._service.explain(message.rid)))
-            case Grant() | Trim() | Explain():
+            case Grant() | Turn() | Trim() | Explain():
                 _log.info("%s before assign: nothing to apply it to", message.KIND)
             case Problem():
                 _log.warning("the supervisor says %s: %s", message.code, message.message)

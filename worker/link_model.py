@@ -11,11 +11,28 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from supervisor.protocol import Assign, Beat, Code, Grant, LoadProgress, ModelRef, Ready, Row, Submit, Trim, Want
+from supervisor.protocol import (
+    Activity,
+    AskTurn,
+    Assign,
+    Beat,
+    Code,
+    GiveTurn,
+    Grant,
+    LoadProgress,
+    ModelRef,
+    Ready,
+    Row,
+    Submit,
+    Trim,
+    Turn,
+    Want,
+)
 from worker.engine import Engine
 from worker.faults import EXIT_FAILED, EXIT_UNLOADABLE
 from worker.job import EngineBeat, Loaded, LoadSpec, LoadStage
 from worker.link import Host
+from worker.link_activity import ActivityReport
 from worker.link_gateway import GatewayLink
 from worker.link_requests import LoadedModel, ModelRequests
 from worker.link_sink import EngineSink
@@ -36,6 +53,7 @@ class ModelService:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="text")
         self._engine: Engine | None = None
         self._requests = ModelRequests(self._pool)
+        self._activity = ActivityReport(host.say)
         self._is_loaded = False
         self._stalls = StallWatch(_stalled_step_s(assign.settings))
 
@@ -109,7 +127,13 @@ class ModelService:
         self._requests.rows(rows)
 
     def on_want(self, kv_bytes: int) -> None:
-        self._host.want(Want(kv_bytes=kv_bytes, hot_bytes=self._assign.cache.hot_bytes))
+        self._host.say(Want(kv_bytes=kv_bytes, hot_bytes=self._assign.cache.hot_bytes))
+
+    def on_tell(self, message: Activity | AskTurn | GiveTurn) -> None:
+        if isinstance(message, Activity):
+            self._activity.decodes(message.decoding)
+        else:
+            self._host.say(message)
 
     def on_error(self, rid: str, code: str, message: str) -> None:
         self._requests.refuse(rid, code, message)
@@ -144,9 +168,12 @@ class ModelService:
             draft=dict(engine.draft),
             cache_trouble=engine.cache_trouble,
             lease_tokens=dict(engine.lease_tokens),
+            turns_passed_on=engine.turns_passed_on,
         )
 
-    def grant(self, message: Grant) -> None:
+    def grant(self, message: Grant | Turn) -> None:
+        if isinstance(message, Grant) and message.neighbours_busy is not None:
+            self._activity.neighbours(message.neighbours_busy)
         if self._engine is not None:
             self._engine.grant(message)
 

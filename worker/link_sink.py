@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-from supervisor.protocol import Row
+from supervisor.protocol import Activity, AskTurn, GiveTurn, Row
 from worker.job import Loaded, LoadStage
 
 
@@ -23,6 +23,8 @@ class OnLoop(Protocol):
     def on_rows(self, rows: list[Row]) -> None: ...
 
     def on_want(self, kv_bytes: int) -> None: ...
+
+    def on_tell(self, message: Activity | AskTurn | GiveTurn) -> None: ...
 
     def on_error(self, rid: str, code: str, message: str) -> None: ...
 
@@ -51,6 +53,9 @@ class EngineSink:
 
     def want(self, kv_bytes: int) -> None:
         hop(self._loop, self._listener.on_want, kv_bytes)
+
+    def tell(self, message: Activity | AskTurn | GiveTurn) -> None:
+        hop(self._loop, self._listener.on_tell, message)
 
     def error(self, rid: str, code: str, message: str) -> None:
         hop(self._loop, self._listener.on_error, rid, code, message)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cachestore.block import Block
-from supervisor.protocol import Grant, Trim
+from supervisor.protocol import Grant, Trim, Turn
 from worker.job import Job
 
 
@@ -34,7 +34,7 @@ class Warmed:
     blocks: Sequence[Block]
 
 
-Command = Job | Cancel | Probe | Grant | Trim | Warmed | Halt
+Command = Job | Cancel | Probe | Grant | Turn | Trim | Warmed | Halt
 
 
 class Mailbox:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import mlx.core as mx
 
-from supervisor.protocol import Code, Grant, Row, Trim
+from supervisor.protocol import Activity, Code, Grant, Row, Trim, Turn
 from worker.admission import Admission, KvTooLarge
 from worker.appetite import Appetite
 from worker.arrivals import Arrivals, ScoringFailed
@@ -29,11 +29,14 @@ from worker.prefix import PrefixCache
 from worker.sampling import check
 from worker.sequence import Sequence, Stage
 from worker.serial_lane import SerialLane
+from worker.turn import PrefillTurn
 
 _log = logging.getLogger(__name__)
 PUBLISH_EVERY_S = 0.5
 SHUT_WAIT_S = 0.05
 """Between two looks while work waits and none may begin."""
+TURN_WAIT_S = 1.0
+"""Between two looks at memory while all work waits for a turn, of whose coming a message tells."""
 
 
 class Scheduler:
@@ -48,6 +51,8 @@ class Scheduler:
         admission: Admission,
         max_gap_s: float,
         loan_s: float,
+        *,
+        turns_leased: bool = False,
     ) -> None:
         self.halted = False
         self.prefix = prefix
@@ -62,7 +67,9 @@ class Scheduler:
         self._arrivals = Arrivals(loaded, prefix, text.eos_ids, self._lanes, admission, self._appetite)
         self._parking = Parking(self._lanes, self._arrivals, admission, self._appetite, self._park)
         self.memory = self._arrivals.memory
+        self._turn = PrefillTurn(sink.tell, leased=turns_leased)
         self._neighbours_decoding = 0
+        self._decoded = False
         self._faults_in_a_row = 0
         self._published_at = 0.0
 
@@ -73,6 +80,8 @@ class Scheduler:
     @property
     def patience_s(self) -> float | None:
         """How long the thread may sleep if no command comes; None for ever."""
+        if self._turn.is_awaited and not self._lanes.decodes and not self._arrivals.is_restoring:
+            return TURN_WAIT_S
         if self._lanes.rows or (self._arrivals and not self._admission.is_shut):
             return 0.0
         return SHUT_WAIT_S if self._arrivals else self._appetite.patience_s(time.monotonic())
@@ -95,6 +104,8 @@ class Scheduler:
                 self.halted = True
             case Grant():
                 self._grant(command)
+            case Turn():
+                self._turn.take(command)
             case Warmed(blocks):
                 if self.prefix is not None:
                     self.prefix.hot.fill(blocks)
@@ -105,12 +116,13 @@ class Scheduler:
         """One round, after whoever is next has been let in; without work, only a look at what is lent."""
         self._meter.begin(time.monotonic())
         try:
-            self._meter.advance(self._arrivals.advance())
+            self._meter.advance(self._arrivals.advance(self._has_turn))
         except ScoringFailed as e:
             self._drop({e.sequence.job.rid})
             self._sink.error(e.sequence.job.rid, code_of(e.error), str(e))
         if self._lanes.rows:
             self._round()
+        self._tell_neighbours()
         self._look_at_memory()
         self._meter.end()
         self._publish()
@@ -152,7 +164,8 @@ class Scheduler:
             limit_memory(self._loaded.weights_bytes, grant.kv_bytes)
             self._appetite.granted(grant.kv_bytes)
             self._parking.fit_grant(time.monotonic())
-        self._neighbours_decoding = grant.neighbours_decoding
+        if grant.neighbours_decoding is not None:
+            self._neighbours_decoding = grant.neighbours_decoding
         if self.prefix is None:
             return
         if grant.hot_bytes is not None:
@@ -226,8 +239,21 @@ class Scheduler:
         rows = [row for lane in self._lanes for row in self._decode(lane)]
         if rows:
             self._sink.rows(rows)
-        prefill_tokens = self._prefill(chunk_tokens)
+        prefill_tokens = self._prefill(chunk_tokens) if self._lanes.prefilling() and self._has_turn() else 0
         self._pace.note(decoded=decoded, prefill_tokens=prefill_tokens, took_s=time.monotonic() - began_at)
+
+    def _has_turn(self) -> bool:
+        """Whether anything may be prefilled or scored now. Only asked when there is something."""
+        priority = max((sequence.job.priority for sequence in self._sequences()), default=0)
+        return self._turn.has(priority, time.monotonic())
+
+    def _tell_neighbours(self) -> None:
+        """Between two rounds: a turn that others wait for is passed on, and they may need smaller chunks, or no longer."""
+        self._turn.settle()
+        decodes = self._lanes.decodes
+        if decodes is not self._decoded:
+            self._decoded = decodes
+            self._sink.tell(Activity(decoding=decodes))
 
     def _decode(self, lane: AnyLane) -> list[Row]:
         live = self._lanes.live(lane)
@@ -267,6 +293,7 @@ class Scheduler:
                 self._rebuild(turn, e)
                 break
             self._faults_in_a_row = 0
+        _log.debug("prefilled %d tokens until %.3f", done, time.monotonic())
         return done
 
     def _look_at_cache(self, lane: AnyLane) -> None:
@@ -324,6 +351,7 @@ class Scheduler:
                 cache={} if prefix is None else prefix.counters(),
                 draft=self._lanes.draft_counts,
                 lease_tokens=dict(lease_tokens),
+                turns_passed_on=self._turn.passed_on,
             )
         )
 

@@ -83,7 +83,8 @@ def bring_up(
     progress("warm", 1, 1)
     max_gap_s = _number(spec.settings, "max_gap_ms", MAX_GAP_MS) / 1000
     loan_s = _number(spec.settings, "kv_loan_s", LOAN_S)
-    scheduler = Scheduler(model, prefix, text, sink, meter, new_lane, admission, max_gap_s, loan_s)
+    leased = bool(spec.settings.get("prefill_turns"))
+    scheduler = Scheduler(model, prefix, text, sink, meter, new_lane, admission, max_gap_s, loan_s, turns_leased=leased)
     loaded = Loaded(
         context=context_of(spec, text),
         weights_bytes=model.weights_bytes,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from supervisor.protocol import Beat, Code, Grant, ModelRef, Problem, Ready, Result, Submit, Trim
+from supervisor.protocol import Beat, Code, Grant, ModelRef, Problem, Ready, Result, Submit, Trim, Turn
 from worker.link import Host
 from worker.link_gateway import GatewayLink
 from worker.model_files import ModelFiles
@@ -68,7 +68,7 @@ class TextService:
     def beat(self, seq: int) -> Beat:
         return Beat(seq=seq, progress=self._served, running=len(self._counts))
 
-    def grant(self, message: Grant) -> None:
+    def grant(self, message: Grant | Turn) -> None:
         """Nothing here depends on one."""
 
     def trim(self, message: Trim) -> None:

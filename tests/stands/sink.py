@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.protocol import CacheGrant, Grants, ModelRef, Row, Sampling, Timings, Usage
+from supervisor.protocol import CacheGrant, Grants, Message, ModelRef, Row, Sampling, Timings, Usage
 from worker.blas import load_openblas
 from worker.engine import Engine
 from worker.job import Job, Loaded, LoadSpec
@@ -57,6 +57,7 @@ class RecordingSink:
         self.settled = threading.Event()
         self.steps: list[list[Row]] = []
         self.wanted: list[int] = []
+        self.told: list[Message] = []
         self._answers: dict[tuple[str, int], Answer] = {}
         self._lock = threading.Lock()
 
@@ -93,6 +94,9 @@ class RecordingSink:
 
     def want(self, kv_bytes: int) -> None:
         self.wanted.append(kv_bytes)
+
+    def tell(self, message: Message) -> None:
+        self.told.append(message)
 
     def error(self, rid: str, code: str, message: str) -> None:
         answer = self.of(rid)
