@@ -12,6 +12,8 @@ from dataclasses import dataclass
 class Neighbours:
     busy: int = 0
     decoding: int = 0
+    computing: int = 1
+    """Workers that use the device at once, itself included: all that decode, and of the others the one whose turn it is."""
 
 
 class Company:
@@ -46,7 +48,10 @@ class Company:
 
     def _news(self) -> dict[bytes, Neighbours]:
         decoding = self._busy - self._quiet
-        around = {w: Neighbours(len(self._busy - {w}), len(decoding - {w})) for w in self._busy}
+        computing = len(decoding) + bool(self._busy - decoding)
+        around = {w: Neighbours(len(self._busy) - 1, len(decoding - {w}), computing) for w in self._busy}
+        if len(around) == 1:
+            around = dict.fromkeys(around, Neighbours())
         news = {w: neighbours for w, neighbours in around.items() if self._told.get(w, Neighbours()) != neighbours}
         self._told |= news
         self._quiet -= {w for w, neighbours in news.items() if not neighbours.busy}

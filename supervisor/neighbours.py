@@ -71,7 +71,8 @@ class Neighbourhood:
 
     def _inform(self, news: Mapping[bytes, company.Neighbours]) -> None:
         for worker, around in news.items():
-            threads = None if self._cores is None else max(1, self._cores // (around.busy + 1))
+            # Measured on 2 cores, a prompt beside a stream: with 1 thread each a fifth less time and CPU than with 2.
+            threads = None if self._cores is None else max(1, self._cores // around.computing)
             grant = Grant(neighbours_busy=around.busy, neighbours_decoding=around.decoding, blas_threads=threads)
             self._shell.send(worker, grant)
 
