@@ -72,7 +72,7 @@ class Target:
 @contextlib.asynccontextmanager
 async def gateway() -> AsyncIterator[ScriptedSupervisor]:
     """The gateway's process, and a worker that has joined it."""
-    supervisor = ScriptedSupervisor([slot()], {})
+    supervisor = ScriptedSupervisor([slot()], {"log_level": "warning"})  # 200 requests are 200 lines
     worker: asyncio.subprocess.Process | None = None
     try:
         await supervisor.start_gateway()
