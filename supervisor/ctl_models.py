@@ -162,6 +162,7 @@ def show(here: Home, model: str, as_json: bool) -> None:
             "weights": terminal.size(slot.weights_bytes),
         }
         | ({"draft model": _draft(slot)} if slot.draft else {})
+        | ({"without": f"{' and '.join(slot.shed)}, as it died twice: omlxctl reset {slot.id}"} if slot.shed else {})
         | ({"prefix cache": slot.cache} if slot.cache else {})
         | ({"process": f"pid {slot.pid}, {terminal.size(slot.charged_bytes)} given"} if slot.pid else {})
         | ({"aliases": ", ".join(slot.aliases)} if slot.aliases else {})

@@ -1,6 +1,6 @@
 """What is changed about how a model is loaded: optional features that cost or save memory, and can be done without. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from supervisor import budget
@@ -75,6 +75,10 @@ def load_options(own: ModelSettings, draft: Draft | None = None) -> LoadOptions:
     if own.kv_bits is not None:
         kv = KvQuantizing(own.kv_bits, own.kv_group_size or DEFAULT_GROUP_SIZE, own.quantized_kv_start or 0)
     return LoadOptions(kv, draft, own.num_draft_tokens or DEFAULT_DRAFT_TOKENS)
+
+
+def without_features(own: ModelSettings) -> ModelSettings:
+    return replace(own, kv_bits=None, kv_group_size=None, quantized_kv_start=None, draft_model=None, num_draft_tokens=None)
 
 
 def contradictions(model: str, own: ModelSettings, base: ModelSettings) -> list[str]:

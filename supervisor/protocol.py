@@ -209,6 +209,8 @@ class SlotStatus(Part, frozen=True, kw_only=True):
     """Of a LoRA adapter: where it is."""
     draft: str | None = None
     """The model that proposes tokens to it."""
+    shed: list[str] = []
+    """Settings of optional features that it is started without, as it died with them; until it is reset."""
     context: int = 0
     weights_bytes: int = 0
     estimate_bytes: int = 0

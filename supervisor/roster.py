@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from supervisor import budget, settings_names, slot_events
@@ -11,7 +11,7 @@ from supervisor.cache_plan import CachePlan, plan_cache
 from supervisor.catalog import Catalog, CatalogEntry, scan
 from supervisor.defaults import NO_PROFILE, Default, defaults_of
 from supervisor.drafts import with_drafts
-from supervisor.load_options import LoadOptions, load_options
+from supervisor.load_options import LoadOptions, load_options, without_features
 from supervisor.paths import Paths
 from supervisor.protocol import Assign, CacheGrant, Grants, ModelRef
 from supervisor.settings import Profile, Settings
@@ -109,21 +109,33 @@ class Roster:
         return self.load_sum(entry).total_bytes
 
     def costs(self) -> tuple[slot_events.ModelCost, ...]:
-        models = tuple(
-            slot_events.ModelCost(
-                entry.id,
-                self.estimate_bytes(entry),
-                load_key=self.load_key(entry),
-                pinned=bool(self.settings.of_model(entry.id).pinned),
-                ttl_s=self.ttl_s(entry.id),
-                load_detail=str(self.load_sum(entry)),
-                weights_bytes=entry.files.weights_bytes,
-                kv_bytes=self.load_sum(entry).kv_floor_bytes,
-                hot_bytes=self.cache_plan(entry.id).hot_bytes,
-            )
-            for entry in self.catalog.models
+        return tuple(self._cost(entry) for entry in self.catalog.models) + self.extra_costs
+
+    def _cost(self, entry: CatalogEntry) -> slot_events.ModelCost:
+        load_sum = self.load_sum(entry)
+        cost = slot_events.ModelCost(
+            entry.id,
+            load_sum.total_bytes,
+            load_key=self.load_key(entry),
+            pinned=bool(self.settings.of_model(entry.id).pinned),
+            ttl_s=self.ttl_s(entry.id),
+            load_detail=str(load_sum),
+            weights_bytes=load_sum.weights_bytes,
+            kv_bytes=load_sum.kv_floor_bytes,
+            hot_bytes=self.cache_plan(entry.id).hot_bytes,
         )
-        return models + self.extra_costs
+        features = self.options(entry).features
+        if not features:
+            return cost
+        bare = self.without_features(entry.id)
+        return replace(cost, features=features, without=bare._cost(replace(entry, draft=None)))
+
+    def without_features(self, model: str) -> "Roster":
+        """The same, had nobody asked for optional features of that model."""
+        models = dict(self.settings.models)
+        models[model] = without_features(self.settings.of_model(model))
+        entries = tuple(replace(entry, draft=None) if entry.id == model else entry for entry in self.catalog.models)
+        return replace(self, settings=replace(self.settings, models=models), catalog=replace(self.catalog, models=entries))
 
     def load_key(self, entry: CatalogEntry) -> str:
         """Changes when a running worker would have to be loaded anew to honour files and settings."""

@@ -53,6 +53,7 @@ from supervisor.settings import Settings
 from supervisor.settings_load import Loaded, SettingsInvalid
 from supervisor.slot import Machine
 from supervisor.staff import Staff
+from supervisor.status import shed_warning
 from supervisor.stay_awake import StayAwake
 from supervisor.store_keeper import StoreKeeper
 from supervisor.tracing import Tracing
@@ -333,7 +334,9 @@ class Supervisor:
             return None
         view = next((view for view in self.machine.view() if view.model == model), None)
         hot_bytes = view.hot_granted_bytes if view is not None else 0
-        assign = self.roster.assignment(entry, gen, ipc.endpoint(self.paths.data), hot_bytes)
+        roster = self.roster.without_features(model) if view is not None and view.shed else self.roster
+        entry = roster.catalog.get(model) or entry
+        assign = roster.assignment(entry, gen, ipc.endpoint(self.paths.data), hot_bytes)
         return self.store.with_credit(assign, self.fleet.worker(model))
 
     def killed_for_memory_lately(self) -> bool:
@@ -347,7 +350,8 @@ class Supervisor:
 
     def all_warnings(self) -> list[str]:
         """Those of the start and those of the moment."""
-        return [*self.restarting.warnings(), *self.warnings, *self.roster.clashes(), *self.store.warnings()]
+        shed = [shed_warning(view) for view in self.machine.view() if view.shed]
+        return [*self.restarting.warnings(), *self.warnings, *self.roster.clashes(), *self.store.warnings(), *shed]
 
     def slot_status(self, model: str) -> SlotStatus:
         return self.overview.model(model)
@@ -379,7 +383,10 @@ class Supervisor:
             return
         if event.model is not None and is_import(event.model):
             return
-        if event.kind in ("slot", "progress") and event.model and self.roster.catalog.get(event.model):
+        if event.kind == "shed":
+            log.warning("%s", event.data["message"])
+            self.feed.publish(EventKind.LOG, model=event.model, gen=event.gen, data=dict(event.data))
+        elif event.kind in ("slot", "progress") and event.model and self.roster.catalog.get(event.model):
             status = self.slot_status(event.model)
             self.feed.publish(EventKind.SLOT, model=event.model, gen=event.gen, data=dict(event.data), status=status)
             self.admin.progressed(status)

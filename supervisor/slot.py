@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from supervisor import slot_loads, slot_memory, slot_oom, slot_shortage, slot_worker
+from supervisor import slot_loads, slot_memory, slot_oom, slot_shed, slot_shortage, slot_worker
 from supervisor.pool import Waiter
 from supervisor.slot_board import Board
 from supervisor.slot_events import (
@@ -350,6 +350,7 @@ class Machine:
     def _forgive(self, slot: Slot, reason: str) -> None:
         board = self._board
         slot.forget_crashes()
+        slot_shed.restore(slot)
         board.suspects.forget(slot.model)
         if slot.state in (SlotState.BACKOFF, SlotState.FAILED):
             board.enter(slot, SlotState.IDLE if board.demand(slot) is None else SlotState.QUEUED, reason)
@@ -369,10 +370,8 @@ class Machine:
                 slot = board.slots[cost.model] = Slot(cost, gen=gen, measured_bytes=cost.known_bytes)
                 board.enter(slot, SlotState.IDLE, "listed")
                 continue
-            changed = slot.cost.load_key != cost.load_key
-            slot.cost, slot.removed = cost, False
-            if changed:
-                slot.measured_bytes = cost.known_bytes
+            slot.removed = False
+            if slot_shed.changed(slot, cost):
                 self._forgive(slot, "load settings changed")
 
     def _remove(self, slot: Slot) -> None:

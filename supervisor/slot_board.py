@@ -209,4 +209,5 @@ class Board:
             backoff_until=slot.backoff_until,
             pinned=slot.pinned,
             max_inflight=slot.max_inflight,
+            shed=slot.shed,
         )

@@ -69,6 +69,8 @@ class ModelCost:
     kv_bytes: int = 0  # part of load_bytes: what its worker may use for KV before anything is lent to it
     hot_bytes: int = 0  # beside load_bytes: the most RAM its prefix cache may have, as far as there is any
     known_bytes: int = 0  # what an earlier worker of this load key proved to need
+    features: tuple[str, ...] = ()  # optional ones it is loaded with
+    without: ModelCost | None = None  # the same model loaded without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +417,7 @@ class SlotView:
     backoff_until: float | None
     pinned: bool
     max_inflight: int
+    shed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,13 @@ class Slot:
     probe_at: float | None = None
     probing: bool = False
 
+    feature_deaths: list[float] = field(default_factory=list[float])
+    shed_from: ModelCost | None = None  # the cost with the features that it is started without now
+
+    @property
+    def shed(self) -> tuple[str, ...]:
+        return () if self.shed_from is None else self.shed_from.features
+
     @property
     def model(self) -> str:
         return self.cost.model

@@ -5,7 +5,7 @@ Whether a model deserves a worker, and what has to go for it, is decided in slot
 
 from __future__ import annotations
 
-from supervisor import slot_oom
+from supervisor import slot_oom, slot_shed
 from supervisor.budget import Shortfall, refusal
 from supervisor.slot_board import Board
 from supervisor.slot_events import (
@@ -223,7 +223,10 @@ def exited(board: Board, slot: Slot, worker: Worker, event: WorkerExited) -> Non
     if asked or board.shutting_down or slot.removed:
         _rest(board, slot, _how(event))
     else:
-        _crashed(board, slot, failure, event, unloadable=event.code == EXIT_UNLOADABLE and worker.ready_at is None)
+        unloadable = event.code == EXIT_UNLOADABLE and worker.ready_at is None
+        _crashed(board, slot, failure, event, unloadable)
+        if not unloadable:
+            slot_shed.died(board, slot, worker)
 
 
 def _crashed(board: Board, slot: Slot, failure: Failure, event: WorkerExited, unloadable: bool) -> None:

@@ -22,6 +22,11 @@ class Clock:
         return self.wall - (self.monotonic - moment)
 
 
+def shed_warning(view: SlotView) -> str:
+    features = " and ".join(view.shed)
+    return f"{view.model} runs without {features}, with which it died twice; to try again: omlxctl reset {view.model}"
+
+
 def slot_status(
     entry: CatalogEntry,
     view: SlotView | None,
@@ -70,6 +75,7 @@ def slot_status(
         last_used=clock.date(view.last_used) if view and view.last_used > 0 else None,
         restarts=view.restarts if view else 0,
         last_error=view.last_error or None if view else None,
+        shed=list(view.shed) if view else [],
         max_tokens=longest_answer(defaults, context),
         usable=entry.files.problem is None,
         problem=entry.files.problem,
