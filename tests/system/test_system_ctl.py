@@ -93,7 +93,7 @@ def test_reload_changes_what_it_can_and_refuses_a_bad_file_whole(small: Server) 
     settings.write_text('{"sampling": {"temperature": 0.25}, "logging": {"log_retention_days": 3}}')
     said = small.ctl("reload").stdout
     assert "sampling.temperature: changed" in said
-    assert "logging.log_retention_days: takes effect when the server is started again" in said
+    assert "logging.log_retention_days: takes effect after: omlxctl restart" in said
     settings.write_text('{"sampling": {"temperature": 9, "top_p": 9}}')
     refused = small.ctl("reload", check=False)
     assert (refused.returncode, "sampling.temperature" in refused.stderr, "sampling.top_p" in refused.stderr) == (2, True, True)

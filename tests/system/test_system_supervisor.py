@@ -203,7 +203,7 @@ def test_a_setting_that_applies_at_start_says_so_until_then(small: Server) -> No
     port = small.port
     configure(small, {"scheduler": {"max_queue": 3}})
     for _ in range(2):
-        assert "scheduler.max_queue: takes effect when the server is started again" in small.ctl("reload").stdout
+        assert "scheduler.max_queue: takes effect after: omlxctl restart" in small.ctl("reload").stdout
     shown = json.loads(small.ctl("config", "show", "--json").stdout)
     assert shown["values"]["scheduler.max_queue"] != 3
     assert small.status()["port"] == port
