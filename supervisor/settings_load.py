@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from supervisor import settings_names
-from supervisor.load_options import contradictions
 from supervisor.settings import SECTIONS, CatalogSettings, Leaf, ModelSettings, Profile, Settings, leaves, leaves_of
+from supervisor.settings_needs import contradictions
 from supervisor.settings_profiles import TEMPLATES, read_profiles, unknown_defaults
 from supervisor.settings_values import Refused
 
