@@ -40,7 +40,8 @@ class Plan:
     def body(self, chance: random.Random) -> dict[str, object]:
         content = " ".join(chance.choices(["the", "quick", "people", "of", "France", "story", "went"], k=self.words))
         body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "temperature": 0}
-        body |= {"stream": self.streams, "max_tokens": self.max_tokens}
+        priority = "interactive" if chance.random() < 0.15 else "batch"  # so that some are put aside
+        body |= {"stream": self.streams, "max_tokens": self.max_tokens, "priority": priority}
         return body | ({} if self.deadline_s is None else {"deadline_s": self.deadline_s})
 
 
@@ -60,7 +61,8 @@ def plans(chance: random.Random) -> Iterator[Plan]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tiny = tiny_model(tmp_path_factory.mktemp("soak") / "tiny", num_hidden_layers=8, max_position_embeddings=8192)
-    with running({"tiny": tiny}, {"cache": {"hot_cache_max_size": "8MB"}}) as server:
+    settings = {"cache": {"hot_cache_max_size": "8MB"}, "scheduler": {"max_concurrent_requests": 4}}
+    with running({"tiny": tiny}, settings) as server:
         server.ctl("load", "tiny")
         yield server
 
@@ -80,15 +82,26 @@ async def test_cancels_deadlines_and_disconnects_leave_nothing_running_open_or_h
         await asyncio.to_thread(until_nothing_runs, server)
         taken.append((
             {role: process.memory_info().rss for role, process in processes.items()},
-            {role: process.num_fds() for role, process in processes.items()},
+            {role: await asyncio.to_thread(open_files, process) for role, process in processes.items()},
         ))  # fmt: skip
     assert min(outcomes[kind] for kind in ("whole", "left", "deadline")) >= HALF // 5, outcomes
     assert set(outcomes) <= {"whole", "left", "deadline"}, outcomes
     (before_bytes, before_files), (after_bytes, after_files) = taken
-    assert {role: after_files[role] - before_files[role] for role in processes} == dict.fromkeys(processes, 0)
+    opened = {role: after_files[role] - before_files[role] for role in processes}
+    assert max(opened.values()) <= 0, opened
     grown_mib = {role: (after_bytes[role] - before_bytes[role]) / MIB for role in processes}
     assert all(grown_mib[role] <= limit for role, limit in RSS_MIB.items()), grown_mib
     assert server.pid_of("tiny") == processes["worker"].pid, "the worker has survived it all"
+    assert server.model("tiny")["beat"]["parks"] > 0, "batch rows made way now and then"
+
+
+def open_files(process: psutil.Process) -> int:
+    """The fewest within a second: a connection takes a moment to close."""
+    counts = []
+    for _ in range(20):
+        counts.append(process.num_fds())
+        time.sleep(0.05)
+    return min(counts)
 
 
 async def carry_out(session: aiohttp.ClientSession, room: asyncio.Semaphore, plan: Plan, chance: random.Random) -> str:
@@ -127,4 +140,5 @@ def still_held(server: Server) -> dict[str, object]:
     counts = {"gateway": server.get("/api/status").json()["gateway"]["inflight"]}
     counts |= {"leases": slot["leases"], "waiting": slot["waiting"]}
     counts |= {"running": beat.get("running"), "queued": beat.get("waiting"), "kv_bytes": beat.get("kv_bytes")}
+    counts |= {"parked": beat.get("parked")}
     return {name: count for name, count in counts.items() if count}

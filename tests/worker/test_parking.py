@@ -448,6 +448,21 @@ def test_a_model_that_serves_one_at_a_time_parks_it_too(tmp_path: Path, monkeypa
     assert_same_greedy(model, prompt(60), greedy_ids(model, prompt(60), 30), batch.ids)
 
 
+@pytest.mark.parametrize("at", [3, 14])
+def test_where_a_draft_model_proposes_it_is_the_same(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    draft = {"draft_model": "itself", "draft_path": str(model), "num_draft_tokens": 3}
+    with running(model, tmp_path / "store", settings=draft) as e:
+        gate = Gate(monkeypatch)
+        batch = e.submit("batch", prompt(60), 60, priority=BATCH)
+        gate.let(at)
+        urgent = e.submit("urgent", prompt(20, 3), 4, priority=INTERACTIVE)
+        finish(e, gate, batch, urgent)
+        assert e.engine.beat().resumes == 1
+    assert_same_greedy(model, prompt(60), greedy_ids(model, prompt(60), 60), batch.ids)
+
+
 def test_nobody_is_parked_for_others_again_and_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(model, max_batch=1) as e:
         gate = Gate(monkeypatch)
