@@ -50,7 +50,7 @@ demo: venv $(DEMO_STAMP) openblas
 	@$(PY) -u benchmarks/demo.py
 
 # All run, whatever one of them finds; `make bench BENCHES=idle` is one of them.
-BENCHES := compare prefix load overhead gateway idle
+BENCHES := compare prefix load neighbours overhead gateway idle
 bench: venv $(DEMO_STAMP) openblas
 	@missed=; for one in $(BENCHES); do $(PY) -u -m benchmarks.$$one || missed="$$missed $$one"; done; \
 	  test -z "$$missed" || { echo "gates missed in:$$missed"; exit 1; }
