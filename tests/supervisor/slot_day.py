@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
+from supervisor.pressure import Level
 from supervisor.slot_events import Tick, WorkerHello, WorkerProgress
-from tests.supervisor.slot_world import GATEWAYS, HASHES, MODELS, TIMERS, Process, World
+from tests.supervisor.slot_world import BUDGET, GATEWAYS, HASHES, MODELS, TIMERS, Process, World
 
 HOUR_S = 3600.0
 BEAT_S = TIMERS.beat_lost_s / 3
@@ -32,6 +33,8 @@ HAPPENINGS = {  # how many of each in an hour
     "hang": 2.0,
     "gateway": 1.0,
     "jump": 0.25,
+    "pressure": 6.0,
+    "wants": 20.0,
 }
 
 
@@ -41,6 +44,7 @@ class Day:
         self.world = World()
         self.seen: Counter[str] = Counter()
         self.idle_ticks = 0
+        self.memory = (Level.NONE, BUDGET)
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._entries = 0
         self._met: set[tuple[str, int]] = set()
@@ -102,6 +106,7 @@ class Day:
 
     def _beat(self) -> None:
         self.world.beat()
+        self.world.memory_is_read(*self.memory)
         self._after(BEAT_S, self._beat)
 
     # What follows from what the machine did
@@ -238,3 +243,14 @@ class Day:
         """The machine slept, or its clock did: nobody said anything for as long as that."""
         self.world.now += self.random.choice((20.0, 300.0, 2 * HOUR_S))
         self.world.do(Tick())
+
+    def pressure(self) -> None:
+        """Other programs take memory, and give it back after a while."""
+        self.memory = (self.random.choice(list(Level)), self.random.choice((3, 7, BUDGET)))
+        self._after(self.random.uniform(5, 120), self._relief)
+
+    def _relief(self) -> None:
+        self.memory = (Level.NONE, BUDGET)
+
+    def wants(self) -> None:
+        self.world.a_worker_wants_kv(self.random.choice(MODELS), self.random.randint(0, 4))

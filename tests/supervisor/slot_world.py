@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from supervisor.pressure import Level
 from supervisor.slot import Machine
 from supervisor.slot_events import (
     Abandon,
@@ -22,9 +23,11 @@ from supervisor.slot_events import (
     Effect,
     GatewayLost,
     Granted,
+    GrantMemory,
     Kill,
     LoadRequested,
     Lost,
+    MemoryRead,
     ModelCost,
     ModelsChanged,
     PinRequested,
@@ -40,6 +43,7 @@ from supervisor.slot_events import (
     Terminate,
     Tick,
     Timers,
+    TrimWorker,
     UnloadRequested,
     WorkerBeat,
     WorkerExited,
@@ -48,6 +52,7 @@ from supervisor.slot_events import (
     WorkerMeasured,
     WorkerProgress,
     WorkerReady,
+    WorkerWants,
 )
 
 BUDGET = 10
@@ -111,6 +116,7 @@ class World(RuleBasedStateMachine):
         for effect in effects:
             if isinstance(effect, Lost) and effect.code not in ("shutting_down", "model_unloaded"):
                 dead = before[effect.lease][2] in killed or isinstance(event, WorkerExited | WorkerFault)
+                dead = dead or (isinstance(event, MemoryRead) and event.level is Level.CRITICAL)
                 assert dead, "only a death loses a lease"
             if isinstance(effect, AskStop) and effect.reason in GENTLE:
                 assert effect.model not in lost_models, f"{effect.reason} cost a running request"
@@ -129,13 +135,17 @@ class World(RuleBasedStateMachine):
                 ), "two loads at once"
                 charged = next(view.charged_bytes for view in self.machine.view() if view.model == effect.model)
                 self.processes[effect.model] = Process(effect.gen, charged)
-                assert sum(view.charged_bytes for view in self.machine.view()) <= BUDGET, "a load started over the budget"
+                budget = self.machine.budget()
+                assert budget.charged_bytes <= budget.budget_bytes, "a load started over the budget"
+                assert budget.level < Level.HARD, "a load started while memory is short"
                 assert self.shut_at is None
             case AskStop() | Terminate() | Kill():
                 process = self.processes[effect.model]
                 assert process.gen == effect.gen
                 process.told_to_stop = True
                 process.killed = process.killed or isinstance(effect, Kill)
+            case TrimWorker() | GrantMemory():
+                assert self.processes[effect.model].gen == effect.gen
             case Granted():
                 self.answer(effect.rid)
                 process = self.processes[effect.model]
@@ -347,6 +357,17 @@ class World(RuleBasedStateMachine):
             charged = next(view.charged_bytes for view in self.machine.view() if view.model == model)
             assert charged == max(before, size), "a meter raises a charge and never lowers it"
 
+    @rule(level=st.sampled_from((*Level, Level.NONE)), budget=st.sampled_from((3, 7, BUDGET, BUDGET)))
+    def memory_is_read(self, level: Level, budget: int) -> None:
+        held = {model: process.reserved_bytes for model, process in self.processes.items()}
+        self.do(MemoryRead(level, "", budget, "", 1 if level else 0, 0, held))
+
+    @rule(model=st.sampled_from(MODELS), kv_bytes=st.integers(0, 6))
+    def a_worker_wants_kv(self, model: str, kv_bytes: int) -> None:
+        process = self.processes.get(model)
+        if process is not None and process.phase == "ready" and not process.killed:
+            self.do(WorkerWants(model, process.gen, kv_bytes))
+
     @rule(model=st.sampled_from(MODELS))
     def reset(self, model: str) -> None:
         self.do(ResetRequested(model, self.call()))
@@ -404,6 +425,7 @@ class World(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.broken:
             return
+        self.memory_is_read(Level.NONE, BUDGET)
         self.be_fair(lambda: not self.waiting and not self.calls)
         assert not self.waiting, f"stranded: {self.waiting}\n{self.machine.view()}"
         assert not self.calls
