@@ -15,10 +15,10 @@ from tests.stands.looking import Looking
 from tests.stands.raw_stream import Stream
 from tests.stands.server import Server, running
 
-BEAT_LOST_S, NO_PROGRESS_S, STOP_S, TERM_S = 5.0, 3.0, 1.0, 1.0
+BEAT_LOST_S, NO_PROGRESS_S, STOP_S, TERM_S = 5.0, 6.0, 1.0, 1.0
 SLACK_S = 10.0
-LONG = "What is the capital of France? " * 220
-"""Most of a context, and seconds of prefill for the slow model."""
+LONG = "What is the capital of France? " * 100
+"""A second of prefill for the slow model, or more."""
 
 
 @pytest.fixture(scope="module")

@@ -143,15 +143,17 @@ def shoot(server: Server, over: float, shots: list[Shot]) -> None:
     with Looking(server) as look:
         while time.monotonic() < over - 1:
             time.sleep(chance.uniform(*SHOT_EVERY_S))
-            name, pid = chance.choice(targets(look.status(), shots) or [("", 0)])
+            name, pid = chance.choice(targets(look.status(), shots, loading_too=chance.random() < 0.1) or [("", 0)])
             if pid:
                 shots.append(Shot(name, time.monotonic()))
                 os.kill(pid, signal.SIGKILL)
 
 
-def targets(status: dict[str, object], shots: list[Shot]) -> list[tuple[str, int]]:
-    """Busy workers come up more often: a death while nothing runs costs nobody anything."""
-    workers = [(m["id"], m["pid"]) for m in status["models"] if m["pid"]]
+def targets(status: dict[str, object], shots: list[Shot], *, loading_too: bool) -> list[tuple[str, int]]:
+    """Busy workers come up more often: a death while nothing runs costs nobody anything. Loads come up seldom: where they take
+    longer than it is from shot to shot, nothing would ever be loaded.
+    """
+    workers = [(m["id"], m["pid"]) for m in status["models"] if m["pid"] and (m["state"] == "ready" or loading_too)]
     busy = [(m["id"], m["pid"]) for m in status["models"] if m["pid"] and m["leases"]]
     others = [(c["name"], c["pid"]) for c in status["children"] if c["pid"] and may_be_shot(c["name"], shots)]
     return workers + 4 * busy + others
