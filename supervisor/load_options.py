@@ -1,12 +1,14 @@
 """What is changed about how a model is loaded: optional features that cost or save memory, and can be done without. Pure."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from supervisor import budget
-from supervisor.catalog import Draft
-from supervisor.model_files import ModelFiles
 from supervisor.settings import ModelSettings
+
+if TYPE_CHECKING:  # `omlxctl status` reads the settings, and has no time for the catalog
+    from supervisor.catalog import Draft
+    from supervisor.model_files import ModelFiles
 
 Feature = Literal["draft_model", "kv_bits"]
 DEFAULT_GROUP_SIZE = 64
@@ -30,7 +32,7 @@ class KvQuantizing:
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     kv: KvQuantizing | None = None
-    draft: Draft | None = None
+    draft: "Draft | None" = None
     draft_tokens: int = DEFAULT_DRAFT_TOKENS
 
     @property
@@ -52,7 +54,7 @@ class LoadOptions:
         files = None if self.draft is None else self.draft.files
         return [] if files is None else [files.weights_bytes, files.changed]
 
-    def load_sum(self, files: ModelFiles, context_tokens: int) -> budget.LoadSum:
+    def load_sum(self, files: "ModelFiles", context_tokens: int) -> budget.LoadSum:
         own = self._own_sum(files, context_tokens)
         if self.draft is None:
             return own
@@ -60,7 +62,7 @@ class LoadOptions:
         kv_floor_bytes = own.kv_floor_bytes + drafts.kv_floor_bytes
         return budget.LoadSum(own.weights_bytes + drafts.weights_bytes, own.runtime_bytes, kv_floor_bytes)
 
-    def _own_sum(self, files: ModelFiles, context_tokens: int) -> budget.LoadSum:
+    def _own_sum(self, files: "ModelFiles", context_tokens: int) -> budget.LoadSum:
         plain = budget.load_sum(files.weights_bytes, files.kv_bytes_per_token, context_tokens)
         if self.kv is None:
             return plain
@@ -70,7 +72,7 @@ class LoadOptions:
         return budget.LoadSum(plain.weights_bytes, plain.runtime_bytes, kv_floor_bytes)
 
 
-def load_options(own: ModelSettings, draft: Draft | None = None) -> LoadOptions:
+def load_options(own: ModelSettings, draft: "Draft | None" = None) -> LoadOptions:
     kv = None
     if own.kv_bits is not None:
         kv = KvQuantizing(own.kv_bits, own.kv_group_size or DEFAULT_GROUP_SIZE, own.quantized_kv_start or 0)

@@ -80,6 +80,8 @@ class Stand:
         self.asked: list[tuple[str, Message]] = []
         self.assigned: list[object] = []
         self.in_catalog = True
+        self.other_builds: list[tuple[str, str | None, int]] = []
+        self.restarts_for_it = True
         self.loaded = Loaded(Settings(), directory, {})
         self.census = Census(self.paths.children)
         self.gateway = FakeAttendant()
@@ -108,6 +110,10 @@ class Stand:
 
     def from_gateway(self, gateway: str, message: Message) -> None:
         self.asked.append((gateway, message))
+
+    def other_build(self, other: str, model: str | None = None, gen: int = 0) -> bool:
+        self.other_builds.append((other, model, gen))
+        return self.restarts_for_it
 
     def from_client(self, identity: bytes, message: Message) -> None:
         self.asked.append((identity.decode(), message))
@@ -156,7 +162,16 @@ async def test_a_wrong_nonce_is_ignored_and_so_is_all_that_follows(stand: Stand)
     assert impostor.got == [] and stand.events == []
 
 
-async def test_a_worker_of_another_build_is_a_fault_and_is_killed(stand: Stand) -> None:
+async def test_a_worker_of_another_build_is_a_matter_for_a_restart(stand: Stand) -> None:
+    stand.with_worker()
+    worker = Peer(stand, "w.0.1.0")
+    await worker.say(hello("nonce", build_="0.0.9"))
+    assert stand.other_builds == [("0.0.9", "m", 1)]
+    assert stand.events == [] and worker.got == []
+
+
+async def test_a_worker_whose_build_a_restart_has_not_brought_is_a_fault_and_is_killed(stand: Stand) -> None:
+    stand.restarts_for_it = False
     stand.with_worker()
     worker = Peer(stand, "w.0.1.0")
     await worker.say(hello("nonce", build_="0.0.9"), BEAT)
@@ -206,7 +221,7 @@ async def test_a_gateway_of_another_build_or_version_is_refused(stand: Stand, bu
     gateway = Peer(stand, "g.1")
     await gateway.say(hello("secret", build_, v))
     assert not stand.gateway.hello and stand.assigned == []
-    assert "restart omlxd" in stand.gateway.refusals[0]
+    assert "restart omlxd" in stand.gateway.refusals[0] and len(stand.other_builds) == 1
 
 
 async def test_an_unknown_kind_and_garbage_are_answered_and_harm_nobody_behind_them(stand: Stand) -> None:
