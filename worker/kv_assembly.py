@@ -30,7 +30,8 @@ def roomy(restored_tokens: int, prompt_tokens: int) -> int:
 
 class Assembly:
     """Rows of layers without a window go straight into the arrays that the batch will use, which are larger than what is
-    restored: the rest of the prompt and the answer's beginning find room there, and nothing is copied again."""
+    restored: the rest of the prompt and the answer's beginning find room there, and nothing is copied again.
+    """
 
     def __init__(self, layout: Layout, capacity_tokens: int, block_tokens: int) -> None:
         self.tokens = 0
