@@ -18,7 +18,7 @@ from supervisor.protocol import CacheGrant
 from worker.admission import Admission
 from worker.appetite import LOAN_S
 from worker.checkpoint import Checkpoint, open_checkpoint
-from worker.drafting import joined, open_draft
+from worker.drafting import Counts, joined, open_draft
 from worker.hot import HotTier
 from worker.job import Loaded, LoadSpec, LoadStage, Sink, Text
 from worker.kv import Layout
@@ -80,6 +80,8 @@ def bring_up(
 
     prefix, why_not = open_prefix_cache(spec, checkpoint, model, chunks.block_tokens)
     _run_once(new_lane(), model)
+    if draft is not None:
+        draft.counts = Counts()  # nobody asked for those
     progress("warm", 1, 1)
     max_gap_s = _number(spec.settings, "max_gap_ms", MAX_GAP_MS) / 1000
     loan_s = _number(spec.settings, "kv_loan_s", LOAN_S)

@@ -57,6 +57,8 @@ def test_every_kind_of_request_is_answered_as_without_a_draft_and_status_counts(
             json.dumps({"models": {"tiny": {"draft_model": str(same), "num_draft_tokens": 4}}})
         )
         server.ctl("reload")
+        server.ctl("load", "tiny")
+        assert counts(server) == {"proposed": 0, "accepted": 0}
         first = ask(server, "greedy")
         assert said(first) == plain["greedy"]
         assert first.cached_tokens > 0, "the blocks are the model's own, with or without a draft"
@@ -72,6 +74,9 @@ def test_every_kind_of_request_is_answered_as_without_a_draft_and_status_counts(
         assert 10 <= timings["draft_accepted"] <= timings["draft_proposed"] <= 40
         assert "tokens accepted" in server.ctl("models", "show", "tiny").stdout
 
+        to_block_end = -first.json()["usage"]["prompt_tokens"] % 64
+        for tokens in (to_block_end - 2, to_block_end - 1):  # what is proposed beyond the end would fill a block
+            assert server.chat("tiny", PROMPT, max_tokens=tokens).status == 200
         with pytest.raises(TimeoutError):
             server.post("/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": 1500}, timeout_s=0.2)
         server.wait_for(lambda: server.model("tiny")["beat"]["running"] == 0, 5, "nothing runs for nobody")
