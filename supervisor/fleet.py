@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from supervisor import slot_events as slots
+from supervisor import slot_oom
 from supervisor.build import build
 from supervisor.census import Census
 from supervisor.logs import LogBook
@@ -44,6 +45,7 @@ from supervisor.settings_load import Loaded
 log = logging.getLogger("fleet")
 
 TAIL_LINES = 30
+SEARCHED_LINES = 120
 TRIM_LEVELS: dict[Level, Literal["soft", "hard", "critical"]] = {
     Level.SOFT: "soft",
     Level.HARD: "hard",
@@ -239,7 +241,10 @@ class Fleet:
         del self._by_identity[worker.identity]
         self._shell.neighbourhood.leave(worker.identity)
         log.log(logging.INFO if worker.stopping else logging.ERROR, "%s: worker %d ended: %s", model, worker.child.pid, how)
-        tail = "\n".join(self._shell.book(model).tail(TAIL_LINES))
+        lines = self._shell.book(model).tail(SEARCHED_LINES)
+        # Stacks follow what a process that aborts says of its reason, and take more lines than are shown.
+        why = [line for line in lines[:-TAIL_LINES] if any(word in line for word in slot_oom.WORDS)]
+        tail = "\n".join([*why[-1:], *lines[-TAIL_LINES:]])
         killed = how.signal == signal.SIGKILL and self._shell.killed_for_memory_lately()
         self._shell.happened(slots.WorkerExited(model, gen, how.code, how.signal, tail, oom_killed=killed))
 

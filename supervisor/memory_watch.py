@@ -122,9 +122,14 @@ class MemoryWatch:
         self._shell.publish(EventKind.SERVER, {"memory": dict(data), **self._shell.memory_now()})
 
     def _tell(self) -> None:
-        """A change of the budget below a hundredth is no news."""
-        now, told = self._shell.memory_now(), self._told
-        sizes = [(now[key], told.get(key, 0)) for key in ("budget_bytes", "missing_bytes")]
-        if any(isinstance(a, int) and isinstance(b, int) and differs(a, b) for a, b in sizes):
+        """What reads like before to a hundredth is no news."""
+        now = self._shell.memory_now()
+        if any(
+            _is_news(now[key], self._told.get(key, 0)) for key in ("budget_bytes", "missing_bytes", "weights_bytes", "pressure")
+        ):
             self._told = now
             self._shell.publish(EventKind.SERVER, now)
+
+
+def _is_news(value: object, told: object) -> bool:
+    return differs(value, told) if isinstance(value, int) and isinstance(told, int) else value != told

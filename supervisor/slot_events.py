@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from supervisor.budget import MIB
 from supervisor.pressure import Level
 
 
@@ -52,6 +53,7 @@ class Policy:
     max_total: int | None = None  # leases of all models together; as many as `max_queue` requests may wait for one beyond them
     weights_limit_bytes: int | None = None  # of the weights of all loaded models together
     budget_detail: str = ""  # how budget_bytes came about, shown when a load is refused
+    noise_bytes: int = 32 * MIB  # of memory that is not back after an exit: other programs come and go
 
 
 # Events

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from supervisor.budget import MIB, Shortfall, gib, refusal
+from supervisor.budget import Shortfall, gib, refusal
 from supervisor.pressure import Level
 from supervisor.slot_board import Board, Debt
 from supervisor.slot_events import Event, MemoryRead, ReadMemory, SlotState
 from supervisor.slot_record import Slot
 
-NOISE_BYTES = 32 * MIB  # other programs come and go
 NOISE_SHARE = 10
 DEBT_KEPT_S = 60.0  # memory that is not back by then is somebody else's, and the budget knows of it
 RETRY_S = 10.0
@@ -38,7 +37,7 @@ def look_for_missing(board: Board, event: MemoryRead) -> None:
     if debt is None:
         return
     missing_bytes = min(debt.expected_bytes, max(0, event.outside_bytes - debt.outside_bytes))
-    if missing_bytes <= max(NOISE_BYTES, debt.expected_bytes // NOISE_SHARE):
+    if missing_bytes <= max(board.policy.noise_bytes, debt.expected_bytes // NOISE_SHARE):
         forget_debt(board)
         return
     board.ledger.missing_bytes = missing_bytes

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Generator
 from typing import Literal
 
-from supervisor.protocol import Code, Grant, Trim, Turn
+from supervisor.protocol import Grant, Trim, Turn
 from worker.blas import load_openblas
 from worker.explain import Explanation, PromptMemory
-from worker.faults import EXIT_FAILED, LoadFailed
+from worker.faults import EXIT_FAILED, LoadFailed, failure_of
 from worker.job import EngineBeat, Job, LoadSpec, LoadStage, Sink, Text
 from worker.mailbox import Cancel, Halt, Mailbox, Probe, Warmed
 from worker.meter import Meter
@@ -99,7 +99,7 @@ class Engine:
             self._sink.failed(e.code, str(e), e.exit_code)
         except Exception as e:  # the thread's boundary: the process must learn that its engine is gone
             _log.exception("the engine failed")
-            self._sink.failed(Code.MODEL_FAILED, f"{type(e).__name__}: {e}", EXIT_FAILED)
+            self._sink.failed(failure_of(e), f"{type(e).__name__}: {e}", EXIT_FAILED)
         self._ended.set()
         # MLX aborts a process whose main thread ends after the thread that compiled its functions did; so this one stays.
         threading.Event().wait()

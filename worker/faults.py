@@ -38,6 +38,11 @@ class BadJob(Exception):
     """The request cannot be served as it is; the message is for its sender."""
 
 
+def failure_of(error: Exception) -> Code:
+    """What the end of a worker is called that died of it."""
+    return Code.OUT_OF_MEMORY if code_of(error) is Code.OUT_OF_MEMORY else Code.MODEL_FAILED
+
+
 def code_of(error: Exception) -> Code:
     """What a failed step is called. MLX reports failed allocations of every backend, and what the GPU did, as RuntimeError."""
     if isinstance(error, MemoryError):

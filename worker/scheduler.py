@@ -16,7 +16,7 @@ from worker.admission import Admission, KvTooLarge
 from worker.appetite import Appetite
 from worker.arrivals import Arrivals, ScoringFailed
 from worker.blas import set_blas_threads
-from worker.faults import EXIT_FAILED, EXIT_GPU_FAULT, FAULTS_IN_A_ROW, BadJob, code_of
+from worker.faults import EXIT_FAILED, EXIT_GPU_FAULT, FAULTS_IN_A_ROW, BadJob, code_of, failure_of
 from worker.job import EngineBeat, Job, Sink, Text
 from worker.lane_set import AnyLane, LaneSet
 from worker.loader import LoadedModel
@@ -320,7 +320,7 @@ class Scheduler:
         self._faults_in_a_row += 1
         if self._faults_in_a_row >= FAULTS_IN_A_ROW:
             self._end_all(Code.MODEL_FAILED, "The model keeps failing.")
-            self._sink.failed(Code.MODEL_FAILED, f"{FAULTS_IN_A_ROW} steps in a row failed, last: {error}", EXIT_FAILED)
+            self._sink.failed(failure_of(error), f"{FAULTS_IN_A_ROW} steps in a row failed, last: {error}", EXIT_FAILED)
             self.halted = True
             return
         mx.clear_cache()
