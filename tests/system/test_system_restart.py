@@ -87,21 +87,21 @@ def test_a_stop_in_the_middle_of_a_restart_is_a_stop(tiny: Path) -> None:
 
 
 def test_after_an_upgrade_nothing_is_loaded_and_with_the_last_answer_the_new_server_takes_over(
-    tiny: Path, tmp_path: Path
+    tiny: Path, slow: Path, tmp_path: Path
 ) -> None:
     shadow = tmp_path / "site"
     shadow.mkdir()
     path = os.pathsep.join([str(shadow), os.environ.get("PYTHONPATH", "")])
-    with home_with({"tiny": tiny, "other": tiny}) as home, ThreadPoolExecutor(1) as pool:
+    with home_with({"slow": slow, "other": tiny}) as home, ThreadPoolExecutor(1) as pool:
         server = Server(home)
         server.variables["PYTHONPATH"] = path
         server.start()
         try:
-            server.ctl("load", "tiny")
+            server.ctl("load", "slow")
             before = server.status()
             _install(shadow)
             streamed = Streamed()
-            ended = pool.submit(stream, server, "tiny", 1200, streamed)
+            ended = pool.submit(stream, server, "slow", 300, streamed)
             server.wait_for(lambda: streamed.tokens, 20, "the stream has begun")
             refused = server.chat("other", "hello", max_tokens=2)
             assert (refused.status, refused.error["code"]) == (503, "shutting_down"), refused
