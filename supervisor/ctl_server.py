@@ -111,6 +111,9 @@ def _show_status(result: dict[str, object], as_json: bool, print_json: Callable[
         heads = ["MODEL", "GIVEN", "WEIGHTS", "KV", "OF", "HOT CACHE", "OF", "MEASURED", ""]
         terminal.print_table(heads, [_memory(m) for m in charged])
     _warn_of_trouble(server.models)
+    for model in server.models:
+        if model.slow:
+            terminal.warn(f"{model.id} is slow: {model.slow}")
     for warning in server.warnings:
         terminal.warn(warning)
     return None

@@ -216,6 +216,8 @@ def _server(here: Home) -> Iterator[Finding]:
     for warning in cast("list[str]", status.get("warnings", [])):
         yield Finding("server", "warning", warning)
     for model in cast("list[dict[str, object]]", status.get("models", [])):
+        if model.get("slow"):
+            yield Finding("server", "warning", f"{model['id']} is slow: {model['slow']}")
         if model.get("state") in ("failed", "backoff"):
             last = str(model.get("last_error") or "").strip().splitlines()[-1:]
             yield Finding("server", "warning", f"{model['id']} is in {model['state']}: {''.join(last)}")

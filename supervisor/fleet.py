@@ -191,6 +191,8 @@ class Fleet:
             case Ready():
                 worker.ready = message
                 log.info("%s: ready after %.1f s", model, message.load_s)
+                if because := message.capabilities.get("slow_because"):
+                    log.warning("%s is slow: %s", model, because)
                 measured = message.weights_bytes
                 self._shell.neighbourhood.join(identity)
                 self._shell.happened(slots.WorkerReady(model, gen, measured, message.max_inflight))

@@ -247,6 +247,8 @@ class SlotStatus(Part, frozen=True, kw_only=True):
     """Why a directory that looks like a model cannot be served."""
     cache: str = ""
     """What of the prefix cache it has, or why none; for people."""
+    slow: str | None = None
+    """Why it is slower than this machine could be, by the check at its load; None while nothing is known of that kind."""
     beat: dict[str, object] | None = None
     """The worker's last heartbeat, for status and metrics."""
 

@@ -184,6 +184,7 @@ class Roster:
                 "volatile_headers": list(cache.volatile_headers),
                 "warm_start": cache.warm_start,
                 "max_gap_ms": self.settings.scheduler.max_gap_ms,
+                "self_check": self.settings.scheduler.self_check,
                 "stalled_step_s": self.settings.scheduler.stalled_step_s,
                 "kv_loan_s": self.settings.scheduler.kv_loan_s,
                 "prefill_turns": self.settings.scheduler.prefill_turns != "off",

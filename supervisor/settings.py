@@ -177,6 +177,13 @@ class SchedulerSettings:
         applies="load",
         flag=None,
     )
+    self_check: bool = _leaf(
+        True,
+        "time a few steps of a model that was just loaded, and say when they are slower than this machine allows, and why",
+        switch,
+        applies="load",
+        flag=None,
+    )
     stalled_step_s: float = _leaf(
         60.0,
         "a worker writes the stacks of its threads into its log when one step of the model lasts that long",

@@ -6,7 +6,7 @@ from supervisor.cache_plan import CachePlan, cache_state
 from supervisor.catalog import CatalogEntry
 from supervisor.defaults import Default, longest_answer
 from supervisor.fleet import WorkerProcess
-from supervisor.protocol import SlotStatus, plain
+from supervisor.protocol import Ready, SlotStatus, plain
 from supervisor.settings import ModelSettings
 from supervisor.slot_events import SlotView
 
@@ -80,5 +80,11 @@ def slot_status(
         usable=entry.files.problem is None,
         problem=entry.files.problem,
         cache=cache_state(cache, worker.ready if worker else None, worker.beat if worker else None),
+        slow=slow_because(worker.ready) if worker and worker.ready else None,
         beat=beat if isinstance(beat, dict) else None,  # pyright: ignore[reportUnknownArgumentType]
     )
+
+
+def slow_because(ready: Ready) -> str | None:
+    because = ready.capabilities.get("slow_because")
+    return because if isinstance(because, str) else None

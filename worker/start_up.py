@@ -4,8 +4,10 @@ Runs on the engine thread, and is the first module there that imports MLX.
 """
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import mlx.core as mx
@@ -31,10 +33,13 @@ from worker.meter import Meter
 from worker.prefix import PrefixCache
 from worker.sampling import greedy
 from worker.scheduler import Scheduler
+from worker.self_check import judge
 from worker.serial_lane import SerialLane
+from worker.speed_probe import facts_of, measure, weights_of
 from worker.spill import Spill
 from worker.warm_start import WarmStart
 
+_log = logging.getLogger(__name__)
 GPU_BLOCK_TOKENS, CPU_BLOCK_TOKENS = 256, 64
 GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 256
 """An abandoned request and a newly arrived one wait for at most this much: 1.4 s for a 135M model on 2 cores."""
@@ -80,6 +85,7 @@ def bring_up(
 
     prefix, why_not = open_prefix_cache(spec, checkpoint, model, chunks.block_tokens)
     _run_once(new_lane(), model)
+    checked = check_speed(new_lane(), model, checkpoint) if spec.settings.get("self_check", True) else {}
     if draft is not None:
         draft.counts = Counts()  # nobody asked for those
     progress("warm", 1, 1)
@@ -101,6 +107,7 @@ def bring_up(
             "cache_block_tokens": chunks.block_tokens,
             "one_at_a_time_because": alone,
             "draft_model": None if draft is None else draft.name,
+            **checked,
         },
     )
     return scheduler, loaded
@@ -169,6 +176,22 @@ def chunk_sizes(block_tokens: int) -> Chunks:
 def _number(settings: Mapping[str, object], name: str, default: float) -> float:
     value = settings.get(name)
     return value if isinstance(value, int | float) else default
+
+
+def check_speed(lane: Lane | SerialLane, model: LoadedModel, checkpoint: Checkpoint) -> dict[str, object]:
+    """What the worker says of its speed when it is ready; `slow_because` is None where there is nothing to say."""
+    began_at = time.monotonic()
+    weights = weights_of(model, checkpoint.config)
+    facts = facts_of(model, weights)
+    try:
+        measured = measure(facts, weights, lane, model)
+    except (RuntimeError, ValueError) as e:  # a kernel that this kind of weights has not got; the model itself has run already
+        _log.warning("the model's speed could not be checked: %s", e)
+        return {}
+    verdict = judge(facts, measured)
+    ratios = {"decode_ratio": verdict.decode_ratio, "prefill_ratio": verdict.prefill_ratio}
+    numbers = {**asdict(measured), **ratios, "took_s": time.monotonic() - began_at}
+    return {"slow_because": verdict.slow_because, "self_check": numbers}
 
 
 def _run_once(lane: Lane | SerialLane, model: LoadedModel) -> None:
