@@ -112,6 +112,12 @@ class Day:
     # What follows from what the machine did
 
     def _notice(self) -> None:
+        if self.world.reading_wanted:
+            self.world.reading_wanted = False
+            late = self.random.random() < 0.1  # mostly the memory of a worker that is gone is back at once
+            outside = self.random.choice((1, 4, 9)) if late else 0
+            self._after(0.1, lambda: self.world.memory_is_read(*self.memory, outside))
+            self.seen["memory late" if late else "memory back"] += 1
         for model, process in self.world.processes.items():
             if (model, process.gen) not in self._met:
                 self._met.add((model, process.gen))

@@ -33,6 +33,7 @@ from supervisor.slot_events import (
     PinRequested,
     Policy,
     QueuedAt,
+    ReadMemory,
     Rejected,
     Release,
     ResetRequested,
@@ -58,6 +59,7 @@ from supervisor.slot_events import (
 BUDGET = 10
 TIMERS = Timers()
 MODELS = ("a", "b", "c", "d")
+HOT_BYTES = {"a": 0, "b": 2, "c": 5, "d": 1}
 GATEWAYS = ("g.1", "g.2")
 HASHES = ("", "h1", "h2", "h3")
 GENTLE = ("evicted", "stale", "removed", "fair")  # reasons that never cost a running request
@@ -75,12 +77,14 @@ class Process:
     counter: int = 0
     silent: bool = False  # the whole process hangs
     stuck: bool = False  # only its engine does
+    hot_bytes: int = 0  # granted for its hot cache, which fills it by its next beat
+    kv_bytes: int = 0  # granted
 
 
 class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Machine(TIMERS, Policy(BUDGET, max_queue=2))
+        self.machine = Machine(TIMERS, Policy(BUDGET, max_queue=2, noise_bytes=0))
         self.max_total: int | None = None
         self.now = 0.0
         self.costs: dict[str, ModelCost] = {}
@@ -94,6 +98,7 @@ class World(RuleBasedStateMachine):
         self.effects = 0
         self.calls: set[str] = set()
         self.serial = 0
+        self.reading_wanted = False
         self.liars = False  # a worker measured above its charge
         self.shut_at: float | None = None
         self.broken = False  # a check has failed: the fair end would only hide which
@@ -133,8 +138,9 @@ class World(RuleBasedStateMachine):
                 assert all(
                     process.phase == "ready" or process.told_to_stop or process.dying for process in self.processes.values()
                 ), "two loads at once"
-                charged = next(view.charged_bytes for view in self.machine.view() if view.model == effect.model)
-                self.processes[effect.model] = Process(effect.gen, charged)
+                view = next(view for view in self.machine.view() if view.model == effect.model)
+                hot_bytes = view.hot_granted_bytes
+                self.processes[effect.model] = Process(effect.gen, view.charged_bytes - hot_bytes, hot_bytes=hot_bytes)
                 budget = self.machine.budget()
                 assert budget.charged_bytes <= budget.budget_bytes, "a load started over the budget"
                 assert budget.level < Level.HARD, "a load started while memory is short"
@@ -144,8 +150,12 @@ class World(RuleBasedStateMachine):
                 assert process.gen == effect.gen
                 process.told_to_stop = True
                 process.killed = process.killed or isinstance(effect, Kill)
-            case TrimWorker() | GrantMemory():
+            case TrimWorker():
                 assert self.processes[effect.model].gen == effect.gen
+            case GrantMemory():
+                self.memory_is_granted(effect)
+            case ReadMemory():
+                self.reading_wanted = True
             case Granted():
                 self.answer(effect.rid)
                 process = self.processes[effect.model]
@@ -164,6 +174,16 @@ class World(RuleBasedStateMachine):
                 self.calls.remove(effect.call)
             case _:
                 pass
+
+    def memory_is_granted(self, effect: GrantMemory) -> None:
+        process, budget = self.processes[effect.model], self.machine.budget()
+        assert process.gen == effect.gen
+        hot_bytes = process.hot_bytes if effect.hot_bytes is None else effect.hot_bytes
+        kv_bytes = process.kv_bytes if effect.kv_bytes is None else effect.kv_bytes
+        if hot_bytes > process.hot_bytes or kv_bytes > process.kv_bytes:
+            assert budget.charged_bytes <= budget.budget_bytes, "more was granted than there is"
+            assert budget.level < (Level.SOFT if hot_bytes > process.hot_bytes else Level.HARD), "granted while memory is short"
+        process.hot_bytes, process.kv_bytes = hot_bytes, kv_bytes
 
     def answer(self, rid: str) -> None:
         self.answers[rid] += 1
@@ -193,8 +213,11 @@ class World(RuleBasedStateMachine):
     )
     def begin(self, sizes: list[int], pinned: str | None, ttl_s: float | None, max_total: int | None) -> None:
         self.max_total = max_total
-        self.machine = Machine(TIMERS, Policy(BUDGET, max_queue=2, max_total=max_total))
-        self.costs = {model: ModelCost(model, size, model == pinned, ttl_s) for model, size in zip(MODELS, sizes, strict=True)}
+        self.machine = Machine(TIMERS, Policy(BUDGET, max_queue=2, noise_bytes=0, max_total=max_total))
+        self.costs = {
+            model: ModelCost(model, size, model == pinned, ttl_s, hot_bytes=HOT_BYTES[model])
+            for model, size in zip(MODELS, sizes, strict=True)
+        }
         self.do(ModelsChanged(tuple(self.costs.values())))
 
     @rule(model=st.sampled_from(MODELS), gateway=st.sampled_from(GATEWAYS), count=st.integers(1, 3))
@@ -350,17 +373,29 @@ class World(RuleBasedStateMachine):
     def a_meter_is_read(self, model: str, size: int) -> None:
         process = self.processes.get(model)
         if process is not None:
-            before = next(view.charged_bytes for view in self.machine.view() if view.model == model)
+            before, hot_bytes = self.charge_of(model)
             self.liars = self.liars or size > before
             self.do(WorkerMeasured(model, process.gen, size))
             assert self.processes[model] is process, "a reading ends nobody"
-            charged = next(view.charged_bytes for view in self.machine.view() if view.model == model)
-            assert charged == max(before, size), "a meter raises a charge and never lowers it"
+            charged, hot_left_bytes = self.charge_of(model)
+            raised = max(before, size)
+            assert raised - (hot_bytes - hot_left_bytes) <= charged <= raised, "a meter raises a charge and never lowers it"
 
-    @rule(level=st.sampled_from((*Level, Level.NONE)), budget=st.sampled_from((3, 7, BUDGET, BUDGET)))
-    def memory_is_read(self, level: Level, budget: int) -> None:
+    def charge_of(self, model: str) -> tuple[int, int]:
+        """Of a live worker, and how much its hot cache has been granted."""
+        view = next(view for view in self.machine.view() if view.model == model)
+        return view.charged_bytes, view.hot_granted_bytes
+
+    @rule(
+        level=st.sampled_from((*Level, Level.NONE)),
+        budget=st.sampled_from((3, 7, BUDGET, BUDGET)),
+        outside=st.sampled_from((0, 0, 0, 1, 4, 9)),
+    )
+    def memory_is_read(self, level: Level, budget: int, outside: int = 0) -> None:
+        """What a worker held that is gone is back at once, late or never: `outside` is held by others or by nobody."""
         held = {model: process.reserved_bytes for model, process in self.processes.items()}
-        self.do(MemoryRead(level, "", budget, "", 1 if level else 0, 0, held))
+        self.reading_wanted = False
+        self.do(MemoryRead(level, "", budget, "", 1 if level else 0, outside, held))
 
     @rule(model=st.sampled_from(MODELS), kv_bytes=st.integers(0, 6))
     def a_worker_wants_kv(self, model: str, kv_bytes: int) -> None:
@@ -386,14 +421,15 @@ class World(RuleBasedStateMachine):
     def catalog_changes(self, model: str, size: int, key: str, listed: bool) -> None:
         self.costs.pop(model, None)
         if listed:
-            self.costs[model] = ModelCost(model, size, load_key=key)
+            self.costs[model] = ModelCost(model, size, load_key=key, hot_bytes=HOT_BYTES[model])
         self.do(ModelsChanged(tuple(self.costs.values())))
 
     def beat(self, *, moving: bool = True) -> None:
         for model, process in list(self.processes.items()):
             if process.phase != "spawned" and not process.killed and not process.silent:
                 process.counter += moving and not process.stuck
-                self.do(WorkerBeat(model, process.gen, process.counter, sum(held[2] == model for held in self.leases.values())))
+                leases = sum(held[2] == model for held in self.leases.values())
+                self.do(WorkerBeat(model, process.gen, process.counter, leases, process.hot_bytes))
 
     # What holds
 

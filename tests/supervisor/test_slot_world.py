@@ -16,5 +16,6 @@ TestSlotsInARandomWorld = World.TestCase
 def test_twenty_four_hours_of_load_faults_reloads_and_jumps_of_the_clock(seed: int) -> None:
     day = Day(seed)
     day.live(24 * HOUR_S)
-    assert {"ready", "crash", "hang", "jump", "gateway", "catalog", "unload", "deadline", "pressure"} <= set(day.seen), day.seen
+    happened = {"ready", "crash", "hang", "jump", "gateway", "catalog", "unload", "deadline"}
+    assert happened | {"pressure", "wants", "memory back", "memory late"} <= set(day.seen), day.seen
     day.end()
