@@ -23,6 +23,7 @@ from supervisor.ipc import Frames, PeerLost, Wire, bind_router, endpoint
 from supervisor.protocol import (
     Acquire,
     Assign,
+    Call,
     Event,
     EventKind,
     Granted,
@@ -30,6 +31,7 @@ from supervisor.protocol import (
     Lost,
     Message,
     Release,
+    Reply,
     ServerStatus,
     SlotStatus,
     Snapshot,
@@ -37,6 +39,7 @@ from supervisor.protocol import (
     Watch,
     decode,
     encode,
+    plain,
 )
 
 M = TypeVar("M", bound=Message)
@@ -55,6 +58,7 @@ class ScriptedSupervisor:
         self.settings = settings
         self.run_dir = Path(tempfile.mkdtemp(prefix="omx", dir="/tmp"))
         self.data = self.run_dir / "data.sock"
+        self.warnings: list[str] = []
         self.received: list[Message] = []
         self.granted: list[Granted] = []
         self.on_acquire: Callable[[Acquire], Message | None] = self.grant
@@ -160,17 +164,21 @@ class ScriptedSupervisor:
         with contextlib.suppress(PeerLost):  # it was killed meanwhile
             self._answer(message)
 
+    def _status(self) -> ServerStatus:
+        return ServerStatus(
+            version="1.2.3", build="b", pid=os.getpid(), started=0.0, host="127.0.0.1", port=self.port, home="/home",
+            budget_bytes=1, charged_bytes=0, models=self.models, warnings=self.warnings,
+        )  # fmt: skip
+
     def _answer(self, message: Message) -> None:
         match message:
             case Hello():
                 assert message.nonce == NONCE
                 self.assign(self.settings)
             case Watch():
-                status = ServerStatus(
-                    version="1.2.3", build="b", pid=os.getpid(), started=0.0, host="127.0.0.1", port=self.port, home="/home",
-                    budget_bytes=1, charged_bytes=0, models=self.models,
-                )  # fmt: skip
-                self.send(Snapshot(seq=self._seq, status=status))
+                self.send(Snapshot(seq=self._seq, status=self._status()))
+            case Call(verb="status"):
+                self.send(Reply(id=message.id, ok=True, result=plain(self._status())))  # pyright: ignore[reportArgumentType]
             case Acquire():
                 answer = self.on_acquire(message)
                 if isinstance(answer, Granted):
