@@ -8,13 +8,14 @@ DEMO_STAMP := .venv/.demo-model
 CLIENTS := .venv/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
 
-.PHONY: help venv demo test clients soak check lint types imports bench openblas clean
+.PHONY: help venv demo test clients soak storm check lint types imports bench openblas clean
 
 help:
 	@echo "make demo   install, import a small real model, serve it, ask it something"
 	@echo "make test   install what the tests need and run the whole suite"
 	@echo "make clients  install lm-eval in an environment of its own and let it evaluate a model through the server"
-	@echo "make soak   3 minutes of requests while processes are killed (SOAK_S), 50 loads and unloads in a row, 4000 requests that are left"
+	@echo "make storm  3 minutes (SOAK_S) of requests while processes are killed: every answer is compared
+	@echo "make soak   the storm, 50 loads and unloads in a row, 4000 requests that are left: nothing may grow"
 	@echo "make check  lint, types, import rules, then the tests"
 	@echo "make bench  omlxd beside mlx_lm.server and by itself: ratios in one run, and the limits they keep"
 
@@ -76,9 +77,11 @@ $(CLIENTS_STAMP): pyproject.toml $(STAMP)
 SOAK_S ?= 180
 SOAK_CYCLES ?= 50
 SOAK_REQUESTS ?= 4000
-soak: venv openblas
-	SOAK_S=$(SOAK_S) SOAK_SEED=$${SOAK_SEED:-$$RANDOM} $(PY) -m pytest -s tests/system/test_system_storm.py --timeout 86400
+soak: storm
 	SOAK_CYCLES=$(SOAK_CYCLES) $(PY) -m pytest tests/system/test_system_many.py -k cycles --timeout 1800
 	SOAK_REQUESTS=$(SOAK_REQUESTS) $(PY) -m pytest tests/system/test_system_soak.py --timeout 1800
+
+storm: venv openblas
+	SOAK_S=$(SOAK_S) SOAK_SEED=$${SOAK_SEED:-$$RANDOM} $(PY) -m pytest -s tests/system/test_system_storm.py --timeout 86400
 
 check: lint types imports test

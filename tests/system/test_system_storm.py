@@ -1,7 +1,7 @@
 """Three models under a budget for two, clients of all kinds, and every few seconds a process that is shot.
 
 Every answer that is completed is the right one, every other one ends with an error, and nothing is left behind.
-The storm of the suite is short; `make soak` runs one of three minutes (SOAK_S, SOAK_SEED).
+The storm of the suite is short; `make storm` runs one of three minutes (SOAK_S, SOAK_SEED).
 """
 
 import os
