@@ -14,7 +14,7 @@ help:
 	@echo "make demo   install, import a small real model, serve it, ask it something"
 	@echo "make test   install what the tests need and run the whole suite"
 	@echo "make clients  install lm-eval in an environment of its own and let it evaluate a model through the server"
-	@echo "make storm  3 minutes (SOAK_S) of requests while processes are killed: every answer is compared
+	@echo "make storm  3 minutes (SOAK_S) of requests while processes are killed: every answer is compared"
 	@echo "make soak   the storm, 50 loads and unloads in a row, 4000 requests that are left: nothing may grow"
 	@echo "make check  lint, types, import rules, then the tests"
 	@echo "make bench  omlxd beside mlx_lm.server and by itself: ratios in one run, and the limits they keep"
@@ -73,7 +73,7 @@ $(CLIENTS_STAMP): pyproject.toml $(STAMP)
 	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --progress-bar on -r $(CLIENTS)/requirements.txt
 	@touch $@
 
-# Longer by hand: make soak SOAK_S=3600
+# Longer by hand: make storm SOAK_S=3600
 SOAK_S ?= 180
 SOAK_CYCLES ?= 50
 SOAK_REQUESTS ?= 4000
