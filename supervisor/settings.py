@@ -217,7 +217,7 @@ class CacheSettings:
     hot_cache_only: bool = _leaf(False, "keep KV in RAM only, write nothing to disk", switch, applies="load")
     hot_cache_max_size: Size | None = _leaf(
         None,
-        "RAM for cached KV of one model (auto: 1/16 of the memory budget, at most 8 GiB)",
+        "most RAM for cached KV of one model, as far as there is any free (auto: 1/16 of the memory budget, at most 8 GiB)",
         auto_or(size),
         applies="load",
     )

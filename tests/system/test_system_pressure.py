@@ -79,9 +79,11 @@ def test_short_memory_takes_hot_caches_then_idle_models_and_only_at_the_last_a_b
         server.wait_for(lambda: (server.model("tiny")["beat"] or {}).get("hot_bytes"), 10, "something is cached")
         server.wait_for(lambda: model(server, "slow")["measured_bytes"] > 50 * MIB, 10, "both are measured")
 
+        assert server.model("tiny")["beat"]["mx_cache_bytes"] > 0
         marks(server, soft=0.8, hard=8, critical=8)
         pressure_is(server, "soft")
         server.wait_for(lambda: server.model("tiny")["beat"]["hot_bytes"] == 0, 10, "the hot cache is given back")
+        server.wait_for(lambda: server.model("tiny")["beat"]["mx_cache_bytes"] == 0, 10, "pools are given back")
         assert {each["id"] for each in look(server)["models"] if each["pid"]} == {"slow", "tiny"}
         assert model(server, "tiny")["hot_granted_bytes"] < 256 * MIB
 
