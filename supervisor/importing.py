@@ -90,6 +90,10 @@ class Importer:
     def running(self, name: str) -> bool:
         return PREFIX + name in self._imports
 
+    def processes(self) -> list[tuple[str, int]]:
+        """Slot and pid of those that run."""
+        return [(slot, job.child.pid) for slot, job in self._imports.items() if job.child is not None]
+
     def begin(
         self,
         order: ImportOrder,

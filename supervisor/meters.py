@@ -13,6 +13,7 @@ from typing import Protocol
 
 from supervisor import slot_events as slots
 from supervisor.fleet import Fleet, WorkerProcess
+from supervisor.importing import Importer
 from supervisor.machine_memory import private_bytes
 from supervisor.meter import footprint_bytes
 from supervisor.protocol import EventKind
@@ -32,6 +33,7 @@ class MeterShell(Protocol):
 
     loaded: Loaded
     fleet: Fleet
+    importer: Importer
     staff: Staff
 
     def happened(self, event: slots.SlotEvent) -> None: ...
@@ -61,7 +63,7 @@ class TreeNow:
     own_bytes: int
     private_bytes: int
     workers: Mapping[str, int]
-    """Private bytes by model."""
+    """Private bytes by slot, imports included."""
 
 
 class Meters:
@@ -86,9 +88,10 @@ class Meters:
     def tree_now(self) -> TreeNow:
         workers: dict[str, int] = {}
         workers_bytes = 0
-        for worker in self._shell.fleet.workers():
-            known = self._workers.get(worker.child.pid)
-            workers[worker.model] = private = self._read_private(worker.child.pid)
+        fleet = [(worker.model, worker.child.pid) for worker in self._shell.fleet.workers()]
+        for model, pid in [*fleet, *self._shell.importer.processes()]:
+            known = self._workers.get(pid)
+            workers[model] = private = self._read_private(pid)
             workers_bytes += private if known is None else max(0, known.size_bytes + private - known.private_bytes)
         own_bytes = sum(self._own.values())
         private_of_own = sum(self._read_private(pid) for pid in self._own)

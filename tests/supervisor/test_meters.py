@@ -67,6 +67,7 @@ class Stand:
         loading = SimpleNamespace(model="b", gen=1, child=SimpleNamespace(pid=51), ready=None, beat=None)
         return SimpleNamespace(workers=lambda: [worker, loading] if 50 in self.sizes else [loading])
 
+    importer = SimpleNamespace(processes=lambda: [("import:c", 52)])
     staff = SimpleNamespace(status=lambda: [SimpleNamespace(pid=60), SimpleNamespace(pid=None)])
 
     def read(self, pid: int) -> int | None:
@@ -133,3 +134,18 @@ async def test_a_worker_that_is_gone_counts_no_more() -> None:
     del server.sizes[50]
     await look(server, meters, 0.05)
     assert meters.tree_bytes == 10
+
+
+async def test_the_tree_of_the_moment_has_every_process_once_and_what_changed_since_it_was_measured() -> None:
+    server = stand(_50=1000, _60=10)
+    private = {50: 700, 51: 90, 52: 40, 60: 5}
+    meters = Meters(server, server.read, lambda pid: private.get(pid, 0))
+    await look(server, meters, 0.05)
+    now = meters.tree_now()
+    assert now.workers == {"a": 700, "b": 90, "import:c": 40}, "one that loads and an import are of the tree, too"
+    assert (now.tree_bytes, now.own_bytes) == (1000 + 90 + 40 + 10, 10)
+    assert now.private_bytes == sum(size for pid, size in private.items() if pid != os.getpid())
+    private[50] = 1200
+    assert meters.tree_now().tree_bytes == now.tree_bytes + 500, "an idle worker that is not measured again"
+    del private[52]
+    assert meters.tree_now().tree_bytes == now.tree_bytes + 500 - 40
