@@ -52,6 +52,8 @@ class ModelService:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="text")
         self._engine: Engine | None = None
+        self._early: list[Grant | Turn] = []
+        """Said while the tokenizer opened: there was no engine yet to heed it."""
         self._requests = ModelRequests(self._pool)
         self._activity = ActivityReport(host.say)
         self._is_loaded = False
@@ -81,6 +83,9 @@ class ModelService:
             )
             self._engine = Engine(spec, self._text, EngineSink(self._loop, self))
             self._engine.start()
+            for message in self._early:
+                self._engine.grant(message)
+            self._early.clear()
 
     def on_progress(self, stage: LoadStage, done: int, total: int) -> None:
         self._host.progress(LoadProgress(stage=stage, done=done, total=total))
@@ -174,7 +179,9 @@ class ModelService:
     def grant(self, message: Grant | Turn) -> None:
         if isinstance(message, Grant) and message.neighbours_busy is not None:
             self._activity.neighbours(message.neighbours_busy)
-        if self._engine is not None:
+        if self._engine is None:
+            self._early.append(message)
+        else:
             self._engine.grant(message)
 
     def trim(self, message: Trim) -> None:

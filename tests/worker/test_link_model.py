@@ -14,8 +14,11 @@ import pytest_asyncio
 from supervisor.protocol import (
     Accepted,
     Beat,
+    CacheGrant,
     Cancel,
     Grant,
+    Hello,
+    Message,
     Problem,
     Prompt,
     Reasoning,
@@ -223,6 +226,23 @@ async def test_grants_and_trims_are_taken_while_it_serves(gateway: ScriptedGatew
     peers[0].send(Grant(blas_threads=1, hot_bytes=0))
     peers[0].send(Trim(level="hard"))
     assert (await gateway.answer(rid)).finish == "length"
+
+
+async def test_a_grant_that_comes_while_the_tokenizer_opens_holds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    react = ScriptedSupervisor.react
+
+    def react_and_shrink(supervisor: ScriptedSupervisor, message: Message) -> None:
+        react(supervisor, message)
+        if isinstance(message, Hello):
+            supervisor.send(Grant(hot_bytes=0))
+
+    monkeypatch.setattr(ScriptedSupervisor, "react", react_and_shrink)
+    with_cache = assign_model(model, max_batch=1, cache=CacheGrant(hot_bytes=64 << 20, block=16))
+    async with serving(with_cache) as (supervisor, gateway):
+        for _ in range(2):
+            answer = await gateway.answer(gateway.submit("A story " * 60, max_tokens=4, sampling=GREEDY))
+            assert answer.usage is not None and answer.usage.cached_hot == 0
+        assert (await idle(supervisor)).hot_bytes == 0
 
 
 async def test_a_stale_cancel_does_not_touch_a_request(gateway: ScriptedGateway) -> None:
