@@ -28,6 +28,10 @@ class Chain:
         """Chains of another namespace or salt have another."""
         return self._hashes[0]
 
+    def forget_kept(self) -> None:
+        """Its sequence was put aside: until a restore has found them, what was kept of it may be gone."""
+        self.captured = self.snapshot_tokens = 0
+
     def grow(self, tokens: Sequence[int], length: int) -> int:
         """Names the full blocks among the first `length` tokens; returns how many there are."""
         blocks = length // self._block_tokens

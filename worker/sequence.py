@@ -97,6 +97,8 @@ class Sequence:
         self.begun_tokens = len(self.tokens)
         self.held_tokens = 0
         self.watch = None
+        if self.chain is not None:
+            self.chain.forget_kept()
 
     def take(self, token: int, now: float) -> Row:
         """The row that this token makes; `stage` is DONE after the last one."""

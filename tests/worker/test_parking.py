@@ -304,6 +304,19 @@ def test_room_that_was_made_is_not_filled_at_once(model: Path, monkeypatch: pyte
     assert ends[0] == "first"
 
 
+def test_what_the_cache_has_lost_meanwhile_is_kept_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parking, "HOLD_S", 0.2)
+    in_ram_alone = CacheGrant(dir=None, hot_bytes=64 << 20, block=BLOCK)
+    with RunningEngine(model, cache=in_ram_alone, text=ForcedText(context=8192)) as e:
+        gate = Gate(monkeypatch)
+        only = e.submit("only", prompt(200), 40)
+        gate.let(20)
+        e.engine.trim("critical", 0)
+        finish(e, gate, only)
+        assert e.engine.beat().resumes == 1
+        assert e.ask("after", [*prompt(200), *only.ids, 7], 1).cached >= 240 // BLOCK * BLOCK - BLOCK
+
+
 def test_a_prompt_that_is_being_restored_waits_as_well(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
     original = Restore.advance
