@@ -152,7 +152,7 @@ class Fleet:
 
     def trim(self, effect: slots.TrimWorker) -> None:
         if worker := self._current(effect.model, effect.gen):
-            self._shell.send(worker.identity, Trim(level=TRIM_LEVELS[effect.level]))
+            self._shell.send(worker.identity, Trim(level=TRIM_LEVELS[effect.level], target_bytes=effect.target_bytes))
 
     def grant(self, effect: slots.GrantMemory) -> None:
         """To one that has not said hello its assignment says it."""

@@ -306,6 +306,7 @@ class TrimWorker:
     model: str
     gen: int
     level: Level
+    target_bytes: int = 0  # of running answers' KV too; 0 leaves it to the worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,14 +197,26 @@ def alarms(board: Board) -> Iterator[float]:
 def _relieve(board: Board, event: MemoryRead, rose: bool) -> None:
     if rose or board.now - board.trimmed_at >= TRIM_EVERY_S:
         board.trimmed_at = board.now
-        for slot in board.slots.values():
-            if slot.state in (SlotState.READY, SlotState.DRAINING) and slot.worker is not None:
-                board.say(TrimWorker(slot.model, slot.worker.gen, event.level))
+        _trim(board, event)
         shrink_hot(board, event.over_bytes if event.level is Level.SOFT else shrinkable_bytes(board))
     board.hot_rests_until = board.now + HOT_REST_S
     leaving = board.debt is not None or any(slot.state is SlotState.STOPPING for slot in board.slots.values())
     if event.level >= Level.HARD and not leaving and not _stop_idle(board) and event.level is Level.CRITICAL:
         _stop_largest(board, event)
+
+
+def _trim(board: Board, event: MemoryRead) -> None:
+    """From hard pressure on every busy worker gives its share of what is too much: an idle one's memory comes with its exit."""
+    live = [
+        (slot, slot.worker)
+        for slot in board.slots.values()
+        if slot.worker is not None and slot.state in (SlotState.READY, SlotState.DRAINING)
+    ]
+    busy_bytes = sum(board.ledger.charge_bytes(slot.model) for slot, worker in live if worker.leases)
+    for slot, worker in live:
+        asked = event.level >= Level.HARD and worker.leases
+        share_bytes = event.over_bytes * board.ledger.charge_bytes(slot.model) // busy_bytes if asked else 0
+        board.say(TrimWorker(slot.model, worker.gen, event.level, share_bytes))
 
 
 def _stop_idle(board: Board) -> bool:

@@ -270,6 +270,16 @@ def test_soft_pressure_trims_and_takes_of_the_hot_caches_what_is_too_much() -> N
     assert only(subject.do(replace(EASY, level=Level.SOFT)), TrimWorker), "but again while it lasts"
 
 
+def test_hard_pressure_asks_busy_workers_for_what_is_too_much_in_proportion_to_their_size() -> None:
+    subject = stage(*(cost(model, size) for model, size in (("a", 3), ("b", 1), ("c", 2))), budget=12)
+    for model in "abc":
+        subject.ready_model(model)
+    for model in "ab":
+        subject.acquire(f"r-{model}", model)
+    effects = subject.do(replace(EASY, level=Level.HARD, over_bytes=GIB))
+    assert {trim.model: trim.target_bytes for trim in only(effects, TrimWorker)} == {"a": GIB * 3 // 4, "b": GIB // 4, "c": 0}
+
+
 def test_hard_pressure_lends_nothing_loads_nothing_and_lets_idle_models_go_one_at_a_time() -> None:
     subject = stage(*(cost(model, 2) for model in "abcd"), budget=12)
     for model in "abc":

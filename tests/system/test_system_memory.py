@@ -1,6 +1,7 @@
 """KV memory as clients meet it: more is lent to a busy worker while there is some; a request beyond all of it is told so."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -88,6 +89,8 @@ def test_while_memory_is_short_a_running_answer_is_put_aside_and_ends_as_if_alon
         first.hang_up()
         second.wait()
         parks, resumes = parks_and_resumes(server)
+        asked = re.findall(r"(\d+) MiB of KV were asked back", (server.home / "logs" / "tiny.log").read_text())
     assert parks == resumes >= 1
+    assert max(map(int, asked)) > 0, "the worker is told how much is too much"
     assert (second.finish, second.error) == ("length", None)
     assert_same_greedy(model, prompt, alone.text, second.text)
