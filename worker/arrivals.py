@@ -154,15 +154,15 @@ class Arrivals:
         return len(sequence.tokens) - max(shared, sequence.found_tokens)
 
     def _has_memory(self, sequence: Sequence) -> bool:
-        claims = [claim(other) for other in self._lanes.sequences()]
-        if not claims:  # the only one: what could never fit was refused at the door
-            return not self._admission.is_shut
-        claims.append(claim(sequence))
+        if self._admission.is_shut:
+            return False
+        others = self._lanes.sequences()
+        claims = [claim(other) for other in (*others, sequence)]
         if self._admission.fits(claims):
             return True
         if self._admission.pressed_bytes is None:
             self._appetite.ask(self._admission.needed_bytes(claims), time.monotonic())
-        return False
+        return not others  # the only one waits for nothing: what could never fit was refused at the door
 
     # ------------------------------------------------------------------ on the way
 

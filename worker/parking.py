@@ -79,7 +79,7 @@ class Parking:
         )
 
     def fit_grant(self, now: float) -> None:
-        """The lanes have grown beyond the grant, or it has shrunk: asks for more, then parks."""
+        """The lanes have grown beyond the grant, or it has shrunk: asks for more, then parks all but the last."""
         while (over_bytes := self._over_bytes()) > 0:
             if self._admission.pressed_bytes is None:
                 self._appetite.ask(over_bytes, now)
@@ -134,7 +134,7 @@ class Parking:
         """What is needed now, if it is more than may be used; else 0."""
         running = self._lanes.sequences()
         limit_bytes = self._admission.limit_bytes
-        if limit_bytes is None or len(running) < 2:
+        if limit_bytes is None:
             return 0
         taken_bytes = max(self._admission.taken_bytes([len(sequence.tokens) for sequence in running]), self._lanes.cache_bytes)
         return max(taken_bytes, self.needed_bytes(running)) if taken_bytes > limit_bytes else 0

@@ -514,6 +514,16 @@ def test_a_parked_answer_can_be_cancelled_and_its_blocks_stay(
 # ---------------------------------------------------------------------- what is lent
 
 
+def test_whoever_is_alone_is_served_at_once_and_says_what_it_takes(model: Path) -> None:
+    small = 2 * 256 * PER_TOKEN
+    with running(model, kv_bytes=small) as e:
+        e.ask("prompt", prompt(1000), 2)
+        assert e.sink.wanted == [2 * 1280 * PER_TOKEN]
+        e.engine.grant(Grant(kv_bytes=2 * 1536 * PER_TOKEN))
+        e.ask("answer", prompt(200), 1300)
+        assert e.sink.wanted[1:] == [2 * 1792 * PER_TOKEN], "it has outgrown what was set aside for it"
+
+
 def test_what_was_lent_goes_back_when_it_was_not_needed_for_a_while(model: Path) -> None:
     claim_bytes = 2 * 1280 * PER_TOKEN
     with running(model, kv_bytes=claim_bytes, settings={"kv_loan_s": 0.4}) as e:
