@@ -67,6 +67,8 @@ class Sequence:
         """How long it was when it last began: its prompt, or all it had when it was put aside."""
         self.prompt_logprobs: list[dict[str, object]] = []
         """Said with the first row."""
+        self._drafted_before: tuple[int, int] | None = None
+        """Proposed and accepted before it was put aside."""
         self._stream = stream
         self._eos_ids = eos_ids
         self._ignore_eos = bool(job.sampling.ignore_eos)
@@ -99,6 +101,7 @@ class Sequence:
         self.watch = None
         if self.chain is not None:
             self.chain.forget_kept()
+        self._drafted_before, self.draft_counts = self._drafted(), None
 
     def take(self, token: int, now: float) -> Row:
         """The row that this token makes; `stage` is DONE after the last one."""
@@ -167,7 +170,14 @@ class Sequence:
         self._rows_sent += 1
         return row
 
+    def _drafted(self) -> tuple[int, int] | None:
+        if self.draft_counts is None:
+            return self._drafted_before
+        proposed, accepted = self._drafted_before or (0, 0)
+        return proposed + self.draft_counts.proposed, accepted + self.draft_counts.accepted
+
     def _timings(self, now: float) -> Timings:
+        proposed, accepted = self._drafted() or (None, None)
         submitted_at = self.job.submitted_at
         prepared_at = submitted_at if self.job.prepared_at is None else self.job.prepared_at
         restore_at = now if self._restore_at is None else self._restore_at
@@ -180,7 +190,7 @@ class Sequence:
             prefill_s=first_at - prefill_at,
             first_token_s=first_at - submitted_at,
             decode_s=now - first_at,
-            draft_proposed=None if self.draft_counts is None else self.draft_counts.proposed,
-            draft_accepted=None if self.draft_counts is None else self.draft_counts.accepted,
+            draft_proposed=proposed,
+            draft_accepted=accepted,
             parks=self.parks,
         )

@@ -472,8 +472,12 @@ def test_where_a_draft_model_proposes_it_is_the_same(
         gate.let(at)
         urgent = e.submit("urgent", prompt(20, 3), 4, priority=INTERACTIVE)
         finish(e, gate, batch, urgent)
-        assert e.engine.beat().resumes == 1
+        beat = e.engine.beat()
+        assert beat.resumes == 1
     assert_same_greedy(model, prompt(60), greedy_ids(model, prompt(60), 60), batch.ids)
+    told = [row.timings for answer in (batch, urgent) for row in answer.rows[-1:]]
+    assert beat.draft["proposed"] == sum(t.draft_proposed or 0 for t in told if t is not None) > 0
+    assert beat.draft["accepted"] == sum(t.draft_accepted or 0 for t in told if t is not None)
 
 
 def test_nobody_is_parked_for_others_again_and_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
