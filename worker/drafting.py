@@ -123,7 +123,7 @@ def check_same_tokens(name: str, own: dict[str, int], drafts: dict[str, int]) ->
     """Of two vocabularies, by token. Raises ModelUnloadable."""
     if own == drafts:
         return
-    token = min(own.items() ^ drafts.items(), key=lambda item: item[1])[0]
+    token = min(own.items() ^ drafts.items(), key=lambda item: (item[1], item[0]))[0]
     raise ModelUnloadable(
         f"draft_model {name} has another vocabulary: token {token!r} is {_id(drafts, token)} there and {_id(own, token)} here"
     )
