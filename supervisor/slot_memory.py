@@ -198,7 +198,9 @@ def _relieve(board: Board, event: MemoryRead, rose: bool) -> None:
     if rose or board.now - board.trimmed_at >= TRIM_EVERY_S:
         board.trimmed_at = board.now
         _trim(board, event)
-        shrink_hot(board, event.over_bytes if event.level is Level.SOFT else shrinkable_bytes(board))
+        # What is granted and not held is in nobody's memory: to take only that would relieve nothing.
+        soft_bytes = event.over_bytes + sum(max(0, worker.hot_bytes - worker.hot_held_bytes) for _, worker in _with_hot(board))
+        shrink_hot(board, soft_bytes if event.level is Level.SOFT else shrinkable_bytes(board))
     board.hot_rests_until = board.now + HOT_REST_S
     leaving = board.debt is not None or any(slot.state is SlotState.STOPPING for slot in board.slots.values())
     if event.level >= Level.HARD and not leaving and not _stop_idle(board) and event.level is Level.CRITICAL:
@@ -220,7 +222,7 @@ def _trim(board: Board, event: MemoryRead) -> None:
 
 
 def _stop_idle(board: Board) -> bool:
-    idle = [slot for slot in board.slots.values() if slot.idle and not slot.pinned]
+    idle = [slot for slot in board.slots.values() if slot.idle and not slot.pinned and board.line.first(slot.model) is None]
     if not idle:
         return False
     slot = min(idle, key=lambda each: each.last_used)

@@ -280,6 +280,28 @@ def test_hard_pressure_asks_busy_workers_for_what_is_too_much_in_proportion_to_t
     assert {trim.model: trim.target_bytes for trim in only(effects, TrimWorker)} == {"a": GIB * 3 // 4, "b": GIB // 4, "c": 0}
 
 
+def test_soft_pressure_takes_what_hot_caches_hold_and_not_only_what_they_might() -> None:
+    subject = stage(cost("a", 2, hot=3), cost("b", 2, hot=3))
+    for model in "ab":
+        subject.ready_model(model)
+        hold(subject, model, 1)
+    assert (hot(subject, "a"), hot(subject, "b")) == (3, 3)
+    subject.do(replace(EASY, level=Level.SOFT, because="x", over_bytes=GIB))
+    assert (hot(subject, "a"), hot(subject, "b")) == (0, 1)
+
+
+def test_hard_pressure_leaves_a_model_whose_requests_wait_for_a_place() -> None:
+    subject = stage(cost("a", 2), cost("b", 2), cost("c", 2), max_total=1)
+    for model in "abc":
+        subject.ready_model(model)
+    subject.acquire("r1", "a")
+    subject.acquire("r2", "b")
+    assert one(subject.do(HARD), AskStop).model == "c"
+    subject.exit("c", code=0)
+    assert not only(subject.do(replace(HARD, outside_bytes=0)), AskStop)
+    assert one(subject.release("r1"), Granted).rid == "r2"
+
+
 def test_hard_pressure_lends_nothing_loads_nothing_and_lets_idle_models_go_one_at_a_time() -> None:
     subject = stage(*(cost(model, 2) for model in "abcd"), budget=12)
     for model in "abc":
