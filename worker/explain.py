@@ -195,10 +195,12 @@ def _again(ours: Ids, theirs: Ids, start: int) -> tuple[int, int] | None:
         needle = theirs[at : at + AGREE_TOKENS]
         if len(needle) < AGREE_TOKENS:
             return None
-        for here in np.flatnonzero(ours[start : len(ours) - AGREE_TOKENS + 1] == needle[0]) + start:
-            if np.array_equal(ours[here : here + AGREE_TOKENS], needle):
-                back = 0
-                while back < skipped and here - back > start and ours[here - back - 1] == theirs[at - back - 1]:
-                    back += 1
-                return int(here) - back, at - back
+        found = np.arange(start, len(ours) - AGREE_TOKENS + 1)
+        for offset, token in enumerate(needle):  # not place by place: a prompt may be one token a hundred thousand times
+            found = found[ours[found + offset] == token]
+        if len(found):
+            here, back = int(found[0]), 0
+            while back < skipped and here - back > start and ours[here - back - 1] == theirs[at - back - 1]:
+                back += 1
+            return here - back, at - back
     return None
