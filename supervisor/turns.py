@@ -74,8 +74,10 @@ class Turns:
             self._say("yours")  # it has not heard of it, or it is slow to hear
             if self._held.wanted_at is not None:
                 self._say("wanted")
-        elif worker in self._workers and worker not in self._line:
-            self._line[worker] = next(self._numbers) - LEVEL_TURNS * max(-MAX_LEVEL, min(priority, MAX_LEVEL))
+        elif worker in self._workers:
+            # Asking again, for something more urgent, never costs a place.
+            place = next(self._numbers) - LEVEL_TURNS * max(-MAX_LEVEL, min(priority, MAX_LEVEL))
+            self._line[worker] = min(place, self._line.get(worker, place))
         return self._advance(now)
 
     def give(self, worker: bytes, turn: int, now: float) -> list[Tell]:

@@ -21,6 +21,7 @@ class PrefillTurn:
         self._turn: int | None = None
         self._wanted = False
         self._asked_at: float | None = None
+        self._asked_priority = 0
 
     @property
     def is_awaited(self) -> bool:
@@ -39,8 +40,8 @@ class PrefillTurn:
         """Whether a chunk may be prefilled at once; if not, the turn has been asked for."""
         if self._turn is not None or not self._leased:
             return True
-        if self._asked_at is None or now - self._asked_at >= ASK_AGAIN_S:
-            self._asked_at = now
+        if self._asked_at is None or priority > self._asked_priority or now - self._asked_at >= ASK_AGAIN_S:
+            self._asked_at, self._asked_priority = now, priority
             self._say(AskTurn(priority=priority))
         return False
 

@@ -81,6 +81,15 @@ def test_a_more_urgent_prompt_goes_first() -> None:
     assert turns.give(A, first, 0.0)[0].worker == C
 
 
+def test_one_that_waits_moves_up_when_it_has_something_more_urgent_and_never_back() -> None:
+    turns, first = with_workers(A, B, C)
+    turns.ask(B, 0, 0.0)
+    turns.ask(C, -1, 0.0)
+    turns.ask(C, 1, 0.0)
+    turns.ask(C, -1, 0.0)
+    assert turns.give(A, first, 0.0)[0].worker == C
+
+
 class Workers(RuleBasedStateMachine):
     """Workers as they are: they ask when they have something to prefill, obey, hang, come back, die."""
 

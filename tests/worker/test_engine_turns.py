@@ -12,6 +12,7 @@ from supervisor.protocol import Activity, AskTurn, GiveTurn, Grant, Turn
 from tests.stands.models import tiny_model
 from tests.stands.sink import GREEDY, ForcedText, RunningEngine
 from worker.job import Job
+from worker.turn import ASK_AGAIN_S
 
 LEASED = {"prefill_turns": True}
 LONG = [(7 * i) % 400 for i in range(1000)]
@@ -124,6 +125,20 @@ def test_the_priority_of_the_most_urgent_request_goes_with_the_asking(model: Pat
         e.submit("r", LONG, 3, priority=2)
         asked(e)
         assert turns(e) == [AskTurn(priority=2)]
+
+
+def test_it_asks_again_when_something_more_urgent_has_come_and_only_then(model: Path) -> None:
+    with RunningEngine(model, text=ForcedText(), settings=LEASED) as e:
+        batch = e.submit("batch", LONG, 1, priority=-1)
+        asked(e)
+        urgent, began = e.submit("urgent", LONG[:50], 1, priority=1), time.monotonic()
+        asked(e, 2)
+        assert time.monotonic() - began < ASK_AGAIN_S / 2
+        normal = e.submit("normal", LONG[:40], 1)
+        time.sleep(0.2)
+        assert turns(e) == [AskTurn(priority=-1), AskTurn(priority=1)]
+        e.engine.grant(Turn(turn=1, state="yours"))
+        assert all(answer.over.wait(20) for answer in (batch, urgent, normal))
 
 
 def test_chunks_are_small_while_a_neighbour_decodes_whatever_else_is_granted(
