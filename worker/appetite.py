@@ -78,5 +78,6 @@ class Appetite:
         """How long an idle engine may sleep before `settle` is due; None for ever."""
         if not self.has_loan:
             return None
-        since = now if self._spare_since is None else self._spare_since
-        return max(LOOK_EVERY_S, since + self._loan_s - now)
+        if self._spare_since is None:  # the last look was a moment before the last request ended
+            return LOOK_EVERY_S
+        return max(LOOK_EVERY_S, self._spare_since + self._loan_s - now)

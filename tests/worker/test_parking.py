@@ -14,7 +14,8 @@ from tests.stands.families import family_model
 from tests.stands.models import tiny_model
 from tests.stands.sink import GREEDY, Answer, ForcedText, Gate, NumberStream, RunningEngine
 from worker import parking
-from worker.admission import ANSWER_TOKENS
+from worker.admission import ANSWER_TOKENS, Admission, KvCost
+from worker.appetite import Appetite
 from worker.arrivals import claim
 from worker.job import Job
 from worker.lanes import Lane
@@ -546,6 +547,19 @@ def test_what_was_lent_goes_back_when_it_was_not_needed_for_a_while(model: Path)
         assert e.sink.wanted[-1] == 2 * claim_bytes
         assert all(answer.over.wait(60) for answer in answers)
     assert max(len(step) for step in e.sink.steps[-400:]) == 1
+
+
+def test_an_idle_engine_looks_soon_after_its_last_request_whether_it_needs_what_was_lent() -> None:
+    said: list[int] = []
+    appetite = Appetite(Admission(KvCost(()), 100, 1000), said.append, loan_s=30.0)
+    appetite.granted(300)
+    now, needed = 50.0, 300
+    while not said and now < 200.0:
+        if appetite.is_due(now):
+            appetite.settle(needed, now)
+        needed = 0  # the request ends right after the first look
+        now += appetite.patience_s(now) or 0.0
+    assert said == [100] and 80.0 <= now < 82.0
 
 
 def wait_until(condition: Callable[[], object]) -> None:
