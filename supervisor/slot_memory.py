@@ -202,7 +202,9 @@ def _relieve(board: Board, event: MemoryRead, rose: bool) -> None:
         soft_bytes = event.over_bytes + sum(max(0, worker.hot_bytes - worker.hot_held_bytes) for _, worker in _with_hot(board))
         shrink_hot(board, soft_bytes if event.level is Level.SOFT else shrinkable_bytes(board))
     board.hot_rests_until = board.now + HOT_REST_S
-    leaving = board.debt is not None or any(slot.state is SlotState.STOPPING for slot in board.slots.values())
+    # Memory that is not back in time somebody else has taken: the next one need not wait for it.
+    awaited = board.debt is not None and not board.debt.overdue
+    leaving = awaited or any(slot.state is SlotState.STOPPING for slot in board.slots.values())
     if event.level >= Level.HARD and not leaving and not _stop_idle(board) and event.level is Level.CRITICAL:
         _stop_largest(board, event)
 

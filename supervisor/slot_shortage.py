@@ -27,7 +27,7 @@ def expect_back(board: Board, slot: Slot) -> None:
         board.debt = Debt(board.memory.outside_bytes, board.now + board.timers.memory_back_s)
     board.debt.models.append(slot.model)
     board.debt.expected_bytes += held_bytes
-    board.debt.until = board.now + board.timers.memory_back_s
+    board.debt.until, board.debt.overdue = board.now + board.timers.memory_back_s, False
     board.ledger.missing_bytes = board.debt.expected_bytes
     board.say(ReadMemory())
 

@@ -321,6 +321,24 @@ def test_hard_pressure_lends_nothing_loads_nothing_and_lets_idle_models_go_one_a
     assert subject.slot("c").kv_granted_bytes == 3 * GIB, "what it asked for is not forgotten"
 
 
+def test_under_pressure_the_next_idle_model_waits_ten_seconds_for_memory_that_another_program_has_taken() -> None:
+    subject = stage(*(cost(model, 2) for model in "abc"))
+    for model in "abc":
+        subject.ready_model(model)
+    subject.do(replace(EASY, workers=dict.fromkeys("abc", 2 * GIB)))
+    outside_bytes = EASY.outside_bytes
+    for model in "ab":
+        short = replace(HARD, outside_bytes=outside_bytes, workers=dict.fromkeys("abc", 2 * GIB))
+        assert one(subject.do(short), AskStop).model == model
+        subject.exit(model, code=0)
+        outside_bytes += 2 * GIB  # what came back is gone at once
+        for _ in range(9):
+            assert not only(subject.do(replace(short, outside_bytes=outside_bytes)), AskStop)
+            assert not only(subject.wait(1), AskStop)
+        subject.wait(1.5)
+    assert one(subject.do(replace(HARD, outside_bytes=outside_bytes)), AskStop).model == "c"
+
+
 def test_a_request_for_a_model_that_is_not_loaded_is_told_of_the_pressure_after_a_while() -> None:
     subject = busy_and_idle()
     subject.do(HARD)
