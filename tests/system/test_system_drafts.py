@@ -58,7 +58,7 @@ def test_every_kind_of_request_is_answered_as_without_a_draft_and_status_counts(
         )
         server.ctl("reload")
         server.ctl("load", "tiny")
-        assert counts(server) == {"proposed": 0, "accepted": 0}
+        server.wait_for(lambda: counts(server) == {"proposed": 0, "accepted": 0}, 10, "a beat of the loaded model has come")
         first = ask(server, "greedy")
         assert said(first) == plain["greedy"]
         assert first.cached_tokens > 0, "the blocks are the model's own, with or without a draft"
