@@ -143,7 +143,7 @@ class ScriptedSupervisor:
     def all(self, kind: type[M]) -> list[M]:
         return [message for message in self.received if isinstance(message, kind)]
 
-    async def wait_for(self, kind: type[M], count: int = 1, timeout_s: float = 10.0) -> list[M]:
+    async def wait_for(self, kind: type[M], count: int = 1, timeout_s: float = 25.0) -> list[M]:
         """At least `count` messages of that kind since the start."""
         async with asyncio.timeout(timeout_s):
             while len(found := self.all(kind)) < count:

@@ -107,7 +107,7 @@ class Server:
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **(headers or {})})
         return _send(request, timeout_s)
 
-    def get(self, path: str, timeout_s: float = 10) -> Answer:
+    def get(self, path: str, timeout_s: float = 25) -> Answer:
         return _send(urllib.request.Request(self.url + path), timeout_s)
 
     def chat(self, model: str, content: str, *, system: str | None = None, **fields: object) -> Answer:
