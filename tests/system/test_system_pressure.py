@@ -149,19 +149,20 @@ sys.stdin.read()
 def test_another_program_that_grows_shrinks_the_budget_and_it_comes_back(tiny: Path) -> None:
     with running({"tiny": tiny}, {"memory": {"memory_tier": "custom"}}) as server:
         before, most = (look(server)[name] for name in ("budget_bytes", "budget_most_bytes"))
-        size = max(2 * GIB, psutil.virtual_memory().available - most + GIB)
+        # Far more than is asserted: what else runs on this machine grows and shrinks, too.
+        size = max(4 * GIB, psutil.virtual_memory().available - most + GIB)
         if size > 6 * GIB:
             pytest.skip(f"it would take {size / GIB:.1f} GiB to see it on this machine")
         with subprocess.Popen(
             [sys.executable, "-c", BALLAST, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as other:
             assert other.stdout is not None and other.stdout.readline()
-            server.wait_for(lambda: look(server)["budget_bytes"] < before - GIB // 2, 10, "the budget shrinks")
+            server.wait_for(lambda: look(server)["budget_bytes"] < before - GIB // 2, 20, "the budget shrinks")
             status = look(server)
             assert "now less: other programs hold" in status["budget_detail"] and "of RAM" in status["budget_detail"]
             less = look(server)["budget_bytes"]
             other.communicate()
-        server.wait_for(lambda: look(server)["budget_bytes"] > less + GIB // 4, 10, f"it grows again from {less}")
+        server.wait_for(lambda: look(server)["budget_bytes"] > less + GIB // 4, 20, f"it grows again from {less}")
 
 
 @contextlib.contextmanager
