@@ -23,6 +23,7 @@ from gateway.http_log import quiet_server_log
 from gateway.link import Link
 from gateway.presence import Presence
 from gateway.records import Records
+from gateway.tallies import Tallies
 from gateway.workers import Workers
 from supervisor.child import ChildArgs, child_args, settle_in
 
@@ -36,7 +37,8 @@ log = logging.getLogger("gateway")
 
 async def run(args: ChildArgs, http: socket.socket) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    records = Records()
+    tallies = Tallies()
+    records = Records(tallies.add)
     control = Control(args, context, records)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, control.stopped.set)
     async with asyncio.timeout(START_LIMIT_S):
@@ -46,7 +48,7 @@ async def run(args: ChildArgs, http: socket.socket) -> None:
         await control.watch(link)
     presence = Presence()
     runner = web.AppRunner(
-        make_app(Desk(control, link, records), presence),
+        make_app(Desk(control, link, records, tallies), presence),
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         access_log=None,

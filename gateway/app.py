@@ -8,8 +8,9 @@ from aiohttp import web
 
 from gateway.auth import require_key
 from gateway.cache import clear_cache, probe_cache
-from gateway.desk import DESK, IGNORED, RECORD, Desk
+from gateway.desk import DESK, IGNORED, OTHER, RECORD, Desk
 from gateway.errors import ApiError, error_response
+from gateway.metrics import metrics
 from gateway.models_control import apply_profile, load_model, unload_model
 from gateway.models_status import models_status
 from gateway.openai_chat import chat_completions
@@ -45,6 +46,7 @@ def make_app(desk: Desk, presence: Presence) -> web.Application:
         app.router.add_post(f"{prefix}/models/{{id:.+}}/apply", apply_profile)
     app.router.add_get("/health", health)
     app.router.add_get("/api/status", api_status)
+    app.router.add_get("/metrics", metrics)
     app.router.add_post("/api/ssd-cache/clear", clear_cache)
     app.router.add_post("/api/cache/probe", probe_cache)
     return app
@@ -55,7 +57,7 @@ async def recorded(request: web.Request, handler: Handler) -> web.StreamResponse
     """Gives the request its id and keeps what becomes of it."""
     records = request.app[DESK].records
     called = next((request.headers[name] for name in CLIENT_IDS if name in request.headers), "")
-    record = request[RECORD] = records.begin(request.method, request.path, called)
+    record = request[RECORD] = records.begin(request.method, request.path, called, _route(request))
     try:
         response = await handler(request)
         record.status = response.status
@@ -84,6 +86,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             raise
         error = ApiError(500, "server_error", "The gateway failed; its log has the details.", code="internal")
         return _failed(request, error)
+
+
+def _route(request: web.Request) -> str:
+    """The path with names for its variable parts; whatever is not a path of ours looks the same."""
+    resource = request.match_info.route.resource
+    return OTHER if resource is None else resource.canonical
 
 
 def _failed(request: web.Request, error: ApiError) -> web.Response:

@@ -14,6 +14,7 @@ from gateway.feed import Feed
 from gateway.link import Link
 from gateway.records import Record, Records
 from gateway.stream import Pace
+from gateway.tallies import Tallies
 from supervisor.protocol import Code
 
 MAX_IGNORED_NAMES = 200
@@ -22,9 +23,10 @@ OTHER = "(other)"
 
 
 class Desk:
-    def __init__(self, control: Control, link: Link, records: Records) -> None:
+    def __init__(self, control: Control, link: Link, records: Records, tallies: Tallies) -> None:
         self.link = link
         self.records = records
+        self.tallies = tallies
         self.ignored_fields: Counter[str] = Counter()
         self._control = control
 

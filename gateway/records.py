@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.timings import Summary, summary_of
@@ -35,6 +36,8 @@ class Record:
     what: str
     received_at: float
     received: float
+    route: str = ""
+    """Which of our paths; `what` is as the client wrote it."""
     model: str = ""
     status: int | None = None
     code: str = ""
@@ -60,7 +63,7 @@ class Record:
             "id": self.id,
             "client_id": self.client_id or None,
             "what": self.what,
-            "model": self.model,
+            "model": safe(self.model),
             "status": self.status,
             "error": self.code or None,
             "received": self.received,
@@ -75,21 +78,23 @@ class Record:
         outcomes = list(dict.fromkeys(trace.outcome for trace in self.answers if trace.outcome)) or [self.code or "ok"]
         facts = f"{ids} {self.what} {self.status or CLIENT_LEFT} {','.join(outcomes)}"
         if self.model:
-            facts += f" model={self.model}"
+            facts += f" model={safe(self.model)}"
         return f"{facts} {self.summary(now).line()}"
 
 
 class Records:
-    def __init__(self) -> None:
+    def __init__(self, on_over: Callable[[Record], None] = lambda _: None) -> None:
+        """`on_over` hears of every request, also of one that is not kept."""
+        self._on_over = on_over
         self._kept: deque[Record] = deque()
         self._open: dict[Record, None] = {}
         """In order; not in the ring yet, so that nothing which runs is pushed out of it."""
         self._answers = 0
 
-    def begin(self, method: str, path: str, client_id: str) -> Record:
+    def begin(self, method: str, path: str, client_id: str, route: str = "") -> Record:
         """Only what asks for something is kept; looking is not."""
         what = f"{method} {safe(path)}"
-        record = Record(f"req_{secrets.token_hex(12)}", safe(client_id), what, time.monotonic(), time.time())
+        record = Record(f"req_{secrets.token_hex(12)}", safe(client_id), what, time.monotonic(), time.time(), route)
         if method == "POST":
             self._open[record] = None
         return record
@@ -99,12 +104,16 @@ class Records:
         return [record.plain(now) for record in (*self._kept, *self._open) if rid and record.is_called(rid)]
 
     def named(self, record: Record, model: str) -> None:
-        record.model = safe(model)
+        record.model = model
 
     def handled(self, record: Record) -> None:
         """Its handler has ended; a worker may still be at it."""
         record.handled = True
-        self.settle(record)
+        if record in self._open:
+            self.settle(record)
+        elif record.over_at is None:
+            record.over_at = time.monotonic()
+            self._on_over(record)
 
     def settle(self, record: Record) -> None:
         """Call when its handler or one of its answers is over."""
@@ -121,6 +130,7 @@ class Records:
         self._kept.append(record)
         record.over_at = time.monotonic()
         log.info("%s", record.line())
+        self._on_over(record)
         self._answers += len(record.answers)
         while len(self._kept) > KEPT or self._answers > KEPT_ANSWERS:
             self._answers -= len(self._kept.popleft().answers)

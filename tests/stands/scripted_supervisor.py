@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import zmq
 
 from supervisor.ipc import Frames, PeerLost, Wire, bind_router, endpoint
@@ -59,6 +60,9 @@ class ScriptedSupervisor:
         self.run_dir = Path(tempfile.mkdtemp(prefix="omx", dir="/tmp"))
         self.data = self.run_dir / "data.sock"
         self.warnings: list[str] = []
+        self.more: dict[str, object] = {}
+        """Of its status."""
+        self.answers_calls = True
         self.received: list[Message] = []
         self.granted: list[Granted] = []
         self.on_acquire: Callable[[Acquire], Message | None] = self.grant
@@ -165,10 +169,11 @@ class ScriptedSupervisor:
             self._answer(message)
 
     def _status(self) -> ServerStatus:
-        return ServerStatus(
+        status = ServerStatus(
             version="1.2.3", build="b", pid=os.getpid(), started=0.0, host="127.0.0.1", port=self.port, home="/home",
             budget_bytes=1, charged_bytes=0, models=self.models, warnings=self.warnings,
         )  # fmt: skip
+        return msgspec.structs.replace(status, **self.more)
 
     def _answer(self, message: Message) -> None:
         match message:
@@ -177,7 +182,7 @@ class ScriptedSupervisor:
                 self.assign(self.settings)
             case Watch():
                 self.send(Snapshot(seq=self._seq, status=self._status()))
-            case Call(verb="status"):
+            case Call(verb="status") if self.answers_calls:
                 self.send(Reply(id=message.id, ok=True, result=plain(self._status())))  # pyright: ignore[reportArgumentType]
             case Acquire():
                 answer = self.on_acquire(message)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.stands.converted import in_dtype, quantized
+from tests.stands.scraped import Scrape
 from tests.stands.server import Server, running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="half precision and quantized weights are fast on a GPU")
@@ -39,6 +40,8 @@ def test_status_doctor_and_log_name_the_slow_ones_and_the_reason(server: Server)
         said = look.stdout + look.stderr
         assert f"half is slow: {slow['half']}" in said and f"packed is slow: {slow['packed']}" in said
         assert "whole is slow" not in said
+    scrape = Scrape(server.get("/metrics").body.decode())
+    assert [scrape["omlxd_model_slow", name] for name in NAMES] == [0, 1, 1]
 
 
 def test_the_numbers_behind_it_are_shown(server: Server) -> None:
