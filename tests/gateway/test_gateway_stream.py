@@ -188,8 +188,8 @@ async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_nothing_e
     assert not stand.supervisor.all(Release)  # the lease was void
 
 
-@pytest.mark.parametrize("finish", ["cancelled", "error"])
-async def test_a_cut_answer_is_never_shown_as_finished(stand: Stand, finish: str) -> None:
+@pytest.mark.parametrize(("finish", "outcome"), [("cancelled", "cancelled"), ("error", "internal")])
+async def test_a_cut_answer_is_never_shown_as_finished(stand: Stand, finish: str, outcome: str) -> None:
     async def script(worker: ScriptedWorker, submit: Submit) -> None:
         worker.accept(submit)
         worker.row(submit, "Half a")
@@ -201,7 +201,7 @@ async def test_a_cut_answer_is_never_shown_as_finished(stand: Stand, finish: str
     assert "error" in json.loads(events[-1]) and "[DONE]" not in events
     status, body = await stand.chat()
     assert status >= 500 and "choices" not in body
-    assert await stand.supervisor.outcomes(2) == [finish, finish]
+    assert await stand.supervisor.outcomes(2) == [outcome, outcome]
 
 
 async def test_rows_that_got_lost_are_an_error_not_a_gap_in_the_text(stand: Stand) -> None:
@@ -216,7 +216,7 @@ async def test_rows_that_got_lost_are_an_error_not_a_gap_in_the_text(stand: Stan
     await stand.start(script)
     events = await stand.chat_stream()
     assert json.loads(events[-1])["error"]["code"] == "internal"
-    assert await stand.supervisor.outcomes() == ["cancelled"]
+    assert await stand.supervisor.outcomes() == ["internal"]
 
 
 async def test_text_that_arrives_together_is_written_together(stand: Stand) -> None:
