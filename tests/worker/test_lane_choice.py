@@ -105,7 +105,7 @@ def test_the_line_is_in_order_of_priority_then_arrival_and_age_overtakes_priorit
     line.join(waiting("urgent", 1), 2.0)
     line.join(waiting("too late", 1), AGING_S + 1.5)
     assert [sequence.job.rid for sequence in line] == ["urgent", "old", "later", "too late"]
-    line.take(old)
+    line.take(old, 2.0)
     assert [s.job.rid for s in line.leave({"later", "nobody"})] == ["later"]
     assert [sequence.job.rid for sequence in line] == ["urgent", "too late"]
 
