@@ -1,5 +1,6 @@
 """What every handler needs: the link, the feed and the settings of the moment, and the few counters the gateway keeps."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from supervisor.protocol import Code
 MAX_IGNORED_NAMES = 200
 """Clients choose the names: more than these are counted together."""
 OTHER = "(other)"
+STATUS_LIMIT_S = 3.0
+"""A scraper gives up after ten by default; that a supervisor hangs is to be seen, not to be waited for."""
 
 
 class Desk:
@@ -56,6 +59,17 @@ class Desk:
         if not reply.ok:
             raise api_error(Failure(reply.code or Code.INTERNAL, reply.message or f"{verb} failed."))
         return reply.result
+
+    async def status(self) -> dict[str, object]:
+        """The server as it is now: what the supervisor says unasked is as old as a slot's last change of state.
+
+        Raises ApiError, after three seconds at the latest.
+        """
+        try:
+            async with asyncio.timeout(STATUS_LIMIT_S):
+                return await self.call("status", {})
+        except TimeoutError:
+            raise api_error(Failure(Code.INTERNAL, f"The supervisor did not answer within {STATUS_LIMIT_S:g} s.")) from None
 
     def model(self, name: str | None) -> "Named":
         """What a request's model name, None for none, stands for. Nobody has to be asked about a model that is not there."""

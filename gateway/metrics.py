@@ -3,7 +3,6 @@
 Nothing is computed between two scrapes. docs/metrics.md lists the families.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -17,8 +16,6 @@ from gateway.desk import DESK, Desk
 from gateway.errors import ApiError
 from supervisor.protocol import Beat, ServerStatus, SlotStatus
 
-STATUS_LIMIT_S = 3.0
-"""A scraper gives up after ten by default; a supervisor that hangs is to be seen in what it gets."""
 STATES = ("idle", "queued", "spawning", "loading", "ready", "draining", "stopping", "backoff", "failed")
 LEVELS = ("none", "soft", "hard", "critical")
 
@@ -112,9 +109,8 @@ WORKER_SPLITS: Sequence[Split] = (
 async def metrics(request: web.Request) -> web.Response:
     desk = request.app[DESK]
     try:
-        async with asyncio.timeout(STATUS_LIMIT_S):
-            server = msgspec.convert(await desk.call("status", {}), ServerStatus)
-    except (TimeoutError, ApiError):
+        server = msgspec.convert(await desk.status(), ServerStatus)
+    except ApiError:
         server = None
     body = generate_latest(Families(_families(desk, server))) + generate_latest(desk.tallies.registry)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})

@@ -13,8 +13,7 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def api_status(request: web.Request) -> web.Response:
-    """The supervisor is asked: what it says unasked is as old as a slot's last change of state."""
     desk = request.app[DESK]
-    server = await desk.call("status", {})
+    server = await desk.status()
     gateway = {"identity": desk.identity, "inflight": desk.link.inflight, "ignored_fields": dict(desk.ignored_fields)}
     return json_response({**server, "gateway": gateway})

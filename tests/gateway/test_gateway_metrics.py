@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from pathlib import Path
@@ -156,6 +157,8 @@ async def test_a_supervisor_that_hangs_is_seen(stand: Stand) -> None:
     assert time.monotonic() - began_at < 8
     assert found["omlxd_supervisor_up"] == 0 and not found.has("omlxd_memory_budget_bytes")
     assert found["omlxd_prompt_tokens_total", "tiny"] == 7
+    async with asyncio.timeout(8), stand.http.get("/api/status") as response:
+        assert response.status == 500 and "supervisor did not answer" in (await response.json())["error"]["message"]
 
 
 async def test_metrics_are_behind_the_key(stand: Stand) -> None:
