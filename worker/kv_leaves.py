@@ -91,6 +91,11 @@ def leaves_of(cache: Sequence[CacheLeaf], path: str = "") -> Iterator[tuple[str,
             yield own, leaf
 
 
+def bytes_of(cache: Sequence[CacheLeaf]) -> int:
+    """What its arrays take. Empty leaves are not asked: mlx_lm's quantized one raises then (0.32)."""
+    return sum(leaf.nbytes for _, leaf in leaves_of(cache) if not leaf.empty())
+
+
 def why_serial(cache: Cache) -> str | None:
     """Why sequences of this model cannot share a batch; None where they can."""
     alone = next((leaf for _, leaf in leaves_of(cache) if not hasattr(leaf, "merge")), None)

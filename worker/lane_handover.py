@@ -38,6 +38,9 @@ class _Alone:
     def nbytes(self) -> int:
         return self._rows.nbytes
 
+    def empty(self) -> bool:
+        return self._rows.empty()
+
     @property
     def state(self) -> object:
         return self._rows.state

@@ -20,6 +20,8 @@ class CacheLeaf(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    def empty(self) -> bool: ...
+
     @property
     def state(self) -> object:
         """All its arrays, nested."""

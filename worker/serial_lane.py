@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream  # pyright: ignore[reportMissingTypeStubs]
 
 from worker.drafting import Counts, Draft, DraftModel, rewind
+from worker.kv_leaves import bytes_of
 from worker.kv_quantizing import KvQuantizing
 from worker.lanes import Chunks, Held, segments_of
 from worker.mlx_types import Cache, LanguageModel, Processor, Sampler
@@ -73,7 +74,7 @@ class SerialLane:
         if self._only is None:
             return 0
         drafts = [] if self._only.draft is None else self._only.draft.cache
-        return sum(leaf.nbytes for leaf in (*self._only.cache, *drafts))
+        return bytes_of([*self._only.cache, *drafts])
 
     @property
     def draft_counts(self) -> dict[str, int]:

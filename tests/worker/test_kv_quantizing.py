@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.protocol import Sampling
 from tests.stands.families import family_model
-from tests.worker.test_families_bits import Bench, distance, files, prompt, run
+from tests.worker.test_families_bits import CHUNKS, Bench, distance, files, prompt, run
 from worker.admission import KvCost
 from worker.checkpoint import open_checkpoint
 from worker.faults import ModelUnloadable
 from worker.kv_quantizing import KvQuantizing
 from worker.loader import load
+from worker.sampling import sampler_for
 from worker.scoring import Scoring
+from worker.serial_lane import SerialLane
 
 
 def bench(tmp_path: Path, quantizing: KvQuantizing | None, family: str = "llama", **config: object) -> Bench:
@@ -35,6 +38,17 @@ def test_a_restored_run_is_the_cold_run_wherever_quantizing_begins(tmp_path: Pat
     assert hot.restored_tokens == 199 * is_kept
     assert distance(cold, again) == distance(cold, hot) == 0
     assert distance(turn, fresh) < 2e-2, "decoded rows and prefilled ones round differently, in few bits too"
+
+
+@pytest.mark.parametrize("start", [0, 40])
+def test_a_sequence_without_a_row_yet_takes_no_bytes(tmp_path: Path, start: int) -> None:
+    """The lane is asked at any time for what it holds, also between taking a prompt and its first step."""
+    of = bench(tmp_path, KvQuantizing(8, 32, start))
+    lane = SerialLane(of.loaded.model, CHUNKS, of.loaded.quantizing)
+    lane.insert(prompt(200), 0, of.loaded.new_cache(), sampler_for(Sampling(temperature=0)), [])
+    assert lane.cache_bytes == 0
+    lane.step()
+    assert lane.cache_bytes > 0
 
 
 def test_the_rows_are_near_those_that_are_not_quantized(tmp_path: Path) -> None:
