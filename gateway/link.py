@@ -233,10 +233,11 @@ class Link:
             exchange.fail(Failure(Code.INTERNAL, f"A default of model {granted.model!r} is wrong: {e}"))
             self._over(exchange, Code.INTERNAL)
             return
+        sent_at = time.monotonic()  # before it is: the worker's clock may start while this process is held up
         if self._workers.has_joined(granted.worker) and self._workers.send(granted.worker, submit):
             exchange.stage = Stage.RUNNING
             exchange.stop_timer()
-            self._enter(exchange, Step.PREPARE)
+            exchange.trace.enter(Step.PREPARE, sent_at)
         elif exchange.timer is None:
             self._enter(exchange, Step.JOIN)
             self._after(JOIN_LIMIT_S, exchange, lambda: self._worker_did_not_join(exchange))

@@ -167,8 +167,10 @@ class Arrivals:
     # ------------------------------------------------------------------ on the way
 
     def _begin(self, sequence: Sequence) -> None:
-        sequence.restoring(time.monotonic())
+        now = time.monotonic()
+        sequence.restoring(now)
         if sequence.job.scores_prompt and not sequence.parks:
+            sequence.prefilling(now, 0, 0)  # nothing is brought back: all of its prompt is computed
             self._restoring = (sequence, self._scoring(sequence.job))
         elif self._prefix is None or sequence.chain is None:
             self._insert(sequence, Restored())

@@ -107,6 +107,8 @@ def test_an_echoed_prompt_is_scored_token_by_token(model: Path, length: int) -> 
     assert_same_greedy(model, ids, greedy_ids(model, ids, 2), answer.ids)
     assert answer.usage is not None and (answer.usage.prompt_tokens, answer.cached) == (length, 0)
     assert answer.rows[0].tokens == 1 and len(answer.rows) == 2
+    timings = answer.rows[0].timings
+    assert timings is not None and timings.restore_s == 0 < timings.prefill_s, "a prompt that is scored is computed"
 
 
 def test_the_sum_over_a_continuation_is_its_loglikelihood(model: Path) -> None:
