@@ -84,11 +84,11 @@ def kept(name: str, make: Callable[[Path], object]) -> Path:
 
 
 def _imported(source: Path, name: str) -> Path:
-    home = CACHE_DIR / _import_key(source)
+    home = CACHE_DIR / f"{name}.{_import_key(source)}"
     with _locked():
         if not (home / name).exists():
             import_gguf(source, home, name, "float32")
-            _remove_stale(keep=home)
+            _remove_stale(name, keep=home)
     return home / name
 
 
@@ -118,8 +118,9 @@ def _import_key(source: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def _remove_stale(keep: Path) -> None:
-    for other in CACHE_DIR.iterdir():
+def _remove_stale(name: str, keep: Path) -> None:
+    """Older imports of the same model: another one may be in use."""
+    for other in CACHE_DIR.glob(f"{name}.*"):
         if other.is_dir() and other != keep and time.time() - other.stat().st_mtime > STALE_AFTER_S:
             shutil.rmtree(other, ignore_errors=True)
 
