@@ -21,6 +21,7 @@ from worker.faults import EXIT_FAILED, LoadFailed, failure_of
 from worker.job import EngineBeat, Job, LoadSpec, LoadStage, Sink, Text
 from worker.mailbox import Cancel, Halt, Mailbox, Probe, Warmed
 from worker.meter import Meter
+from worker.mlx_lm_import import tokenizers_later
 from worker.spill import Spill
 from worker.warm_start import WarmStart
 
@@ -107,7 +108,7 @@ class Engine:
     def _serve(self) -> None:
         self._progress("import", 0, 1)
         load_openblas()
-        with _open_files_limit_kept():
+        with _open_files_limit_kept(), tokenizers_later():
             from worker.start_up import bring_up, warm_start
         self._progress("import", 1, 1)
         scheduler, loaded = bring_up(self._spec, self._text, self._sink, self._meter, self._progress)

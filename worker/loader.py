@@ -19,6 +19,7 @@ from worker.faults import LoadFailed, ModelUnloadable, code_of
 from worker.job import LoadStage
 from worker.kv_quantizing import KvQuantizing
 from worker.memory import kv_cost
+from worker.mlx_lm_import import tokenizers_later
 from worker.mlx_types import Cache, LanguageModel, evaluate
 
 WARM_TOKENS = 8
@@ -85,7 +86,8 @@ def _build(checkpoint: Checkpoint, trust_remote_code: bool) -> LanguageModel:
 
 
 def _put_on(adapter: Path, model: "nn.Module") -> None:
-    from mlx_lm.utils import load_adapters
+    with tokenizers_later():  # the package has mlx_lm's training in it
+        from mlx_lm.tuner.utils import load_adapters
 
     try:
         load_adapters(model, str(adapter))
