@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 from supervisor.ctl_exit import CommandFailed, Exit
 from supervisor.ctl_home import Home
 from supervisor.protocol import SlotStatus, plain
+from supervisor.settings_load import Loaded
 
 if TYPE_CHECKING:
     from supervisor.catalog import Catalog, CatalogEntry
+    from supervisor.roster import Roster
 
 
 def listed(here: Home) -> dict[str, object]:
@@ -59,6 +61,13 @@ def catalog_of(here: Home) -> "Catalog":
     present = [d for d in dirs if d != here.paths.models or d.exists()]  # ours is made when it is first needed
     catalog = with_adapters(scan(present, here.loaded.settings.model_types), here.loaded.settings)
     return with_drafts(catalog, with_inherited(here.loaded.settings, catalog))
+
+
+def roster_of(here: Home, loaded: Loaded) -> "Roster":
+    """What a server with these settings would begin with."""
+    from supervisor.roster import read_roster
+
+    return read_roster(loaded.settings, here.paths, budget_bytes=0)
 
 
 def _status(entry: "CatalogEntry") -> dict[str, object]:

@@ -78,13 +78,14 @@ def set_(here: Home, key: str, value: str, as_json: bool) -> None:
 
     Nothing is written unless the whole file is valid with it. A flag or a variable that sets the same goes on winning.
     """
+    from supervisor.ctl_catalog import roster_of
     from supervisor.settings_edit import NotWritten, set_value, value_from
 
     try:
         wanted = value_from(value)
-        set_value(here.paths.home, key, None if wanted == "auto" else wanted)
-    except NotWritten as e:
-        raise CommandFailed(str(e)) from e
+        set_value(here.paths.home, key, None if wanted == "auto" else wanted, lambda loaded: roster_of(here, loaded).clashes())
+    except (NotWritten, OSError) as e:
+        raise CommandFailed(f"{key} is not set: {e}") from e
     outcome = here.either(lambda client: client.call("reload"), dict)
     restart = cast("list[str]", outcome.get("restart", []))
     when = "takes effect after: omlxctl restart" if key in restart else "is set"

@@ -167,10 +167,10 @@ def _directories(here: Home) -> Iterator[Finding]:
 
 
 def _models(here: Home) -> Iterator[Finding]:
-    from supervisor.ctl_catalog import catalog_of
+    from supervisor.ctl_catalog import catalog_of, roster_of
 
     try:
-        catalog = catalog_of(here)
+        catalog, roster = catalog_of(here), roster_of(here, here.loaded)
     except SettingsInvalid:
         return  # said already
     bad = [(entry.id, entry.files.problem) for entry in catalog.models if entry.files.problem]
@@ -178,6 +178,10 @@ def _models(here: Home) -> Iterator[Finding]:
     yield Finding("models", "ok", f"{len(catalog.models)} found")
     for name, reason in bad:
         yield Finding("models", "warning", f"{name}: {reason}")
+    for problem in roster.clashes():
+        yield Finding("settings", "error", problem)
+    for problem in roster.unknown():
+        yield Finding("settings", "warning", problem)
 
 
 def _clock(here: Home) -> Iterator[Finding]:

@@ -13,6 +13,8 @@ from typing import Protocol
 from supervisor import slot_events as slots
 from supervisor.build import build
 from supervisor.protocol import EventKind
+from supervisor.roster import Roster
+from supervisor.settings import Settings
 from supervisor.settings_load import Loaded, SettingsInvalid, load
 from supervisor.settings_reload import flags_of
 
@@ -43,6 +45,7 @@ class RestartingShell(Protocol):
     def publish(self, kind: EventKind, data: dict[str, object]) -> None: ...
     def all_warnings(self) -> list[str]: ...
     def leave(self) -> None: ...
+    def roster_for(self, settings: Settings) -> Roster: ...
 
 
 class Restarting:
@@ -95,7 +98,9 @@ class Restarting:
     def ask(self, for_build: str | None = None) -> None:
         """Begins the end of this life. Raises `SettingsInvalid` when the next one could not begin."""
         loaded = self._shell.loaded
-        load(os.environ, flags_of(loaded), loaded.home)
+        fresh = load(os.environ, flags_of(loaded), loaded.home)
+        if problems := self._shell.roster_for(fresh.settings).clashes():
+            raise SettingsInvalid(problems)
         log.info("starting again in place%s", f", as omlxd {for_build}" if for_build else "")
         self._shell.leave()
         self.again = Again(for_build)

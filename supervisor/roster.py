@@ -77,6 +77,14 @@ class Roster:
         ids = [entry.id for entry in self.catalog.models]
         return settings_names.clashes(self.settings.models, ids, self.settings.model.profile_templates or ())
 
+    def unknown(self) -> list[str]:
+        """Names in the settings that nothing goes by: no error, for the model may be on a disk that is not there now."""
+        model, ids = self.settings.model, {entry.id for entry in self.catalog.models}
+        named = [("model.default", model.default)] if model.default is not None else []
+        named += [("model.preload", name) for name in model.preload]
+        problems = [f"{key}: there is no model {name}" for key, name in named if self.named(name) is None]
+        return problems + [f"models.{name}: there is no such model" for name in sorted(set(self.settings.models) - ids)]
+
     def profiles(self, model: str) -> dict[str, Profile]:
         """Its own and the templates that all models share."""
         return profiles_of(self.settings.of_model(model), self.settings.model.profile_templates)

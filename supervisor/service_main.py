@@ -19,12 +19,17 @@ def main() -> int:
             stream.reconfigure(line_buffering=True)
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} omlxd {build()} starts as a service (pid {os.getpid()})")
     try:
-        loaded = load(os.environ)
+        return _serve()
     except SettingsInvalid as e:
         print("omlxd: the settings are not valid; it stays stopped until: omlxctl service start", file=sys.stderr)
         for problem in e.problems:
             print(f"  {problem}", file=sys.stderr)
         return 0
+
+
+def _serve() -> int:
+    """Raises `SettingsInvalid`, also for names that mean two things only beside the models that are there."""
+    loaded = load(os.environ)
     from supervisor import daemon  # late: wrong settings are told before anything else can go wrong
 
     return daemon.run(loaded, as_service=True)

@@ -10,7 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast
 
-from supervisor.settings_values import Size, auto_or, choice, each, one_of, real, size, switch, table, text, texts, whole
+from supervisor.settings_values import (
+    Size,
+    auto_or,
+    choice,
+    each,
+    one_of,
+    place,
+    places,
+    real,
+    size,
+    switch,
+    table,
+    text,
+    whole,
+)
 
 T = TypeVar("T")
 
@@ -77,7 +91,7 @@ class ServerSettings:
         True, "keep the machine from falling asleep by itself while requests run or wait", switch, applies="live"
     )
     run_dir: str | None = _leaf(
-        None, "directory of the sockets (default: OMLX_HOME/run); paths of ipc sockets must be short", auto_or(text)
+        None, "directory of the sockets (default: OMLX_HOME/run); paths of ipc sockets must be short", auto_or(place)
     )
 
 
@@ -86,7 +100,7 @@ class CatalogSettings:
     model_dirs: tuple[str, ...] = _leaf(
         (),
         "directories with models, beside OMLX_HOME/models (flat, org/name or hub-cache layout)",
-        each(text),
+        each(place),
         applies="live",
         flag="model-dir",
         env="OMLX_MODEL_DIR",
@@ -221,7 +235,7 @@ class CacheSettings:
         auto_or(size),
         applies="load",
     )
-    ssd_cache_dir: str | None = _leaf(None, "where KV blocks are kept (default: OMLX_HOME/cache)", auto_or(text))
+    ssd_cache_dir: str | None = _leaf(None, "where KV blocks are kept (default: OMLX_HOME/cache)", auto_or(place))
     ssd_cache_max_size: Size | None = _leaf(
         None, "disk for KV blocks of all models (auto: 10% of that disk, at most 100 GiB)", auto_or(size)
     )
@@ -283,7 +297,7 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoggingSettings:
-    log_dir: str | None = _leaf(None, "where log files go (default: OMLX_HOME/logs)", auto_or(text))
+    log_dir: str | None = _leaf(None, "where log files go (default: OMLX_HOME/logs)", auto_or(place))
     log_retention_days: int = _leaf(7, "days after which old log files are removed", whole(1))
 
 
@@ -347,7 +361,7 @@ class ModelSettings:
     adapters: Mapping[str, str] | None = _leaf(
         None,
         "LoRA adapters by name, each with its directory, served as ID+NAME by workers of their own",
-        auto_or(texts),
+        auto_or(places),
         applies="live",
         flag=None,
         env=None,
@@ -386,7 +400,7 @@ class ModelSettings:
     draft_model: str | None = _leaf(
         None,
         "smaller model with the same tokens, by name or directory, that proposes tokens; one request at a time is served then",
-        auto_or(text),
+        auto_or(place),
         applies="load",
         flag=None,
         env=None,

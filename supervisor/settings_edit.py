@@ -1,14 +1,16 @@
 """One change to settings.json: found by its key path, validated with everything else before anything is written, read back."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import cast
 
 from supervisor.settings import SECTIONS, ModelSettings, leaves_of
-from supervisor.settings_load import FILE, SettingsInvalid, load, read_file, write_value
+from supervisor.settings_load import FILE, Loaded, SettingsInvalid, load, read_file, write_value
 
+NAMING = (".aliases", ".profiles", ".adapters", ".profile_templates", ".model_dirs")
+"""Settings that decide what a name means; only for them the models' files are looked through."""
 OF_MODEL = tuple(leaf.key for leaf in leaves_of("models", ModelSettings))
 
 
@@ -54,8 +56,8 @@ def changed(document: Mapping[str, object], path: str, value: object) -> dict[st
     return result
 
 
-def set_value(home: Path, path: str, value: object) -> None:
-    """Writes one value; None takes it away, so that the default holds.
+def set_value(home: Path, path: str, value: object, clashes: Callable[[Loaded], Sequence[str]] = lambda _: ()) -> None:
+    """Writes one value; None takes it away, so that the default holds. `clashes` says what is wrong with it beside the models.
 
     Raises:
         SettingsInvalid: the file as it is, or as it would be, is not valid; nothing is written.
@@ -66,7 +68,9 @@ def set_value(home: Path, path: str, value: object) -> None:
     if problems:
         raise SettingsInvalid(problems)
     fresh = changed(document, path, value)
-    load({}, home=home, document=fresh)
+    loaded = load({}, home=home, document=fresh)
+    if path.endswith(NAMING) and (problems := list(clashes(loaded))):
+        raise SettingsInvalid(problems)
     write_value(home, fresh)
     if read_file(home / FILE, problems) != fresh:
         raise NotWritten(f"{home / FILE} does not hold what was just written")

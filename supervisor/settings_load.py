@@ -13,8 +13,18 @@ from pathlib import Path
 from typing import cast
 
 from supervisor import settings_names
-from supervisor.settings import SECTIONS, CatalogSettings, Leaf, ModelSettings, Profile, Settings, leaves, leaves_of
-from supervisor.settings_needs import contradictions
+from supervisor.settings import (
+    SECTIONS,
+    CatalogSettings,
+    Leaf,
+    MemorySettings,
+    ModelSettings,
+    Profile,
+    Settings,
+    leaves,
+    leaves_of,
+)
+from supervisor.settings_needs import contradictions, falling
 from supervisor.settings_profiles import TEMPLATES, read_profiles, unknown_defaults
 from supervisor.settings_values import Refused
 
@@ -44,7 +54,11 @@ class Loaded:
 
 
 def home_of(environ: Mapping[str, str], home: Path | None = None) -> Path:
-    return Path(home or environ.get("OMLX_HOME") or "~/.omlxd").expanduser().absolute()
+    given = Path(home or environ.get("OMLX_HOME") or "~/.omlxd")
+    try:
+        return given.expanduser().absolute()
+    except RuntimeError as e:
+        raise SettingsInvalid([f"OMLX_HOME ({given}): there is no home {given.parts[0]}"]) from e
 
 
 def load(
@@ -75,6 +89,7 @@ def load(
     problems += unknown_defaults(of_models, templates)
     for model, own in of_models.items():
         problems += contradictions(model, own, of_models.get(model.rpartition("+")[0], own))
+    problems += falling(cast("MemorySettings", sections["memory"]))
     if problems:
         raise SettingsInvalid(problems)
     settings = Settings(**cast("dict[str, None]", sections), models=cast("Mapping[str, ModelSettings]", of_models))  # pyright: ignore[reportArgumentType]
@@ -86,9 +101,10 @@ def read_file(path: Path, problems: list[str]) -> dict[str, object]:
     """The settings document; {} when there is none."""
     try:
         document = json.loads(path.read_bytes())
+        json.dumps(document, ensure_ascii=False).encode()  # names that no message could carry would make every answer fail
     except (FileNotFoundError, NotADirectoryError):  # an unusable home is reported when it is to be used
         return {}
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         problems.append(f"{path}: {e}")
         return {}
     if not isinstance(document, dict):

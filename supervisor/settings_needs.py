@@ -1,6 +1,10 @@
-"""Settings of a model that mean nothing without another one. Pure, and imports little: every command checks the settings."""
+"""Settings that mean nothing without, or beside, another one. Pure, and imports little: every command checks the settings."""
 
-from supervisor.settings import ModelSettings
+from itertools import pairwise
+
+from supervisor.budget import Tier
+from supervisor.pressure import SOFT_SHARES
+from supervisor.settings import MemorySettings, ModelSettings
 
 
 def contradictions(model: str, own: ModelSettings, base: ModelSettings) -> list[str]:
@@ -10,4 +14,16 @@ def contradictions(model: str, own: ModelSettings, base: ModelSettings) -> list[
         f"models.{model}.{name}: it means nothing without models.{model}.{other}"
         for name, other in needed.items()
         if getattr(own, name) is not None and getattr(own, other) is None and getattr(base, other) is None
+    ]
+
+
+def falling(memory: MemorySettings) -> list[str]:
+    """Levels of pressure that would begin below the one before."""
+    soft = SOFT_SHARES[Tier(memory.memory_tier)] if memory.soft_threshold is None else memory.soft_threshold
+    marks = {"soft": soft, "hard": memory.hard_threshold, "critical": memory.critical_threshold}
+    given = [(name, mark) for name, mark in marks.items() if mark is not None]
+    return [
+        f"memory.{name}_threshold: {mark:g} is below {lower}_threshold, which is {least:g}"
+        for (lower, least), (name, mark) in pairwise(given)
+        if mark < least
     ]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 
@@ -48,8 +49,25 @@ def auto_or(parse: Callable[[object], object]) -> Callable[[object], object]:
 
 def text(value: object) -> str:
     if isinstance(value, str) and value.strip():
+        if not _is_sayable(value):
+            raise Refused("a text without null bytes and halves of characters is expected")
         return value.strip()
     raise Refused("a non-empty text is expected")
+
+
+def _is_sayable(value: str) -> bool:
+    """The environment and JSON can hold halves of characters, which no message and no file can."""
+    return "\x00" not in value and value.encode(errors="replace").decode() == value
+
+
+def place(value: object) -> str:
+    """A path; `~` and `~user` stand for a home that there is."""
+    path = text(value)
+    try:
+        Path(path).expanduser()
+    except RuntimeError:
+        raise Refused(f"a path is expected, and there is no home {Path(path).parts[0]}") from None
+    return path
 
 
 def choice(*names: str) -> Callable[[object], object]:
@@ -118,9 +136,9 @@ def each(parse: Callable[[object], object]) -> Callable[[object], object]:
     return parse_list
 
 
-def texts(value: object) -> Mapping[str, str]:
-    """An object of texts, by names that can be part of a model's name."""
-    found = {name.strip(): text(item) for name, item in table(value).items()}
+def places(value: object) -> Mapping[str, str]:
+    """An object of paths, by names that can be part of a model's name."""
+    found = {name.strip(): place(item) for name, item in table(value).items()}
     if any(not name or not name.isprintable() or set(name) & set("+:") for name in found):
         raise Refused("names without plus signs, colons and control characters are expected")
     return found

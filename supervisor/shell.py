@@ -351,7 +351,14 @@ class Supervisor:
     def all_warnings(self) -> list[str]:
         """Those of the start and those of the moment."""
         shed = [shed_warning(view) for view in self.machine.view() if view.shed]
-        return [*self.restarting.warnings(), *self.warnings, *self.roster.clashes(), *self.store.warnings(), *shed]
+        return [
+            *self.restarting.warnings(),
+            *self.warnings,
+            *self.roster.clashes(),
+            *self.roster.unknown(),
+            *self.store.warnings(),
+            *shed,
+        ]
 
     def slot_status(self, model: str) -> SlotStatus:
         return self.overview.model(model)

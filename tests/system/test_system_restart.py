@@ -73,6 +73,11 @@ def test_a_restart_into_wrong_settings_is_refused_and_the_server_goes_on(small: 
     (small.home / "settings.json").write_text('{"server": {"prot": 1}}')
     done = small.ctl("restart", check=False)
     assert done.returncode == 2 and "server.prot" in done.stderr
+    (small.home / "settings.json").write_text('{"models": {"tiny": {"aliases": ["other"]}}}')
+    assert small.ctl("reload").returncode == 0
+    (small.home / "models" / "other").symlink_to(small.home / "models" / "tiny")  # from now on a name means two models
+    done = small.ctl("restart", check=False)
+    assert done.returncode == 2 and "other would name both" in done.stderr
     assert small.get("/health").status == 200
 
 

@@ -150,6 +150,14 @@ def test_wrong_settings_end_the_service_with_every_key_path_in_its_log(mac: Mac)
     assert "server.port" in ran.err and "smapling: unknown section" in ran.err
 
 
+def test_a_name_that_means_two_models_ends_the_service_for_good(mac: Mac) -> None:
+    (mac.server.home / "models" / "twin").symlink_to(mac.server.home / "models" / "tiny")
+    (mac.server.home / "settings.json").write_text('{"server": {"port": 0}, "models": {"tiny": {"aliases": ["twin"]}}}')
+    ran = mac.service("install")
+    assert (ran.status, mac.job.exits) == (1, [0])
+    assert "twin would name both tiny and twin" in ran.err and "Traceback" not in ran.err
+
+
 def test_a_stop_ends_a_running_stream_with_an_error_well_before_it_would_be_killed(mac: Mac) -> None:
     assert mac.service("install").status == 0
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 1900}
