@@ -69,6 +69,7 @@ class Answer:
         return choices
 
     def leave(self) -> None:
+        self.inbox.close()
         for exchange in self._exchanges:
             self._link.leave(exchange)
 

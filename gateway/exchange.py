@@ -100,7 +100,8 @@ class Exchange:
             return Failure(Code.CANCELLED, "The server cancelled this request.")
         if row.finish == "error":
             return Failure(Code.INTERNAL, "The worker failed while answering.")
-        self.has_content = self.has_content or bool(row.pieces or row.logprobs or row.finish)
+        if not self.has_content:
+            self.has_content = bool(row.pieces or row.logprobs or row.finish)
         if not self.deaf:
             self.inbox.put(Output(self._index(row.choice), _prompt_counted_once(row)))
         return None

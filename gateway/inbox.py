@@ -66,14 +66,19 @@ class Inbox:
         self._updates: list[Update] = []
         self._text_chars = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._waits_until: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """One for many waits: most end long before their time, and a timer of each would cost more than what it waits for."""
         self._loop = asyncio.get_running_loop()
         self._taken_at = self._loop.time()
 
     def put(self, update: Update) -> None:
         self._updates.append(update)
         if isinstance(update, Output):
-            self._text_chars += sum(len(piece.text) for piece in update.row.pieces)
-            self._check_bounds()
+            for piece in update.row.pieces:
+                self._text_chars += len(piece.text)
+            if len(self._updates) > MAX_ROWS or self._text_chars > MAX_TEXT_CHARS:
+                self._check_reader()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -81,24 +86,40 @@ class Inbox:
         """Everything there is, waiting for at least one update; empty once `timeout_s` has passed."""
         if not self._updates:
             self._waiter = self._loop.create_future()
-            timer = self._loop.call_later(timeout_s, self._time_out) if timeout_s is not None else None
+            if timeout_s is not None:
+                self._wake_at(self._loop.time() + timeout_s)
             try:
                 await self._waiter
             finally:
-                self._waiter = None
-                if timer is not None:
-                    timer.cancel()
+                self._waiter = self._waits_until = None
         updates, self._updates = self._updates, []
         self._text_chars = 0
         self._taken_at = self._loop.time()
         return updates
 
-    def _time_out(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def close(self) -> None:
+        """Nobody takes any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _check_bounds(self) -> None:
-        full = len(self._updates) > MAX_ROWS or self._text_chars > MAX_TEXT_CHARS
-        if full and self.on_overflow is not None and self._loop.time() - self._taken_at > STALLED_AFTER_S:
+    def _wake_at(self, until: float) -> None:
+        self._waits_until = until
+        if self._timer is None or self._timer.when() > until:
+            self.close()
+            self._timer = self._loop.call_at(until, self._time_out)
+
+    def _time_out(self) -> None:
+        """Set for a wait that may be over long since: then for the one of now, if there is one."""
+        due, self._timer = self._timer, None
+        if self._waiter is None or self._waiter.done() or self._waits_until is None or due is None:
+            return
+        if self._waits_until <= due.when():
+            self._waiter.set_result(None)
+        else:
+            self._wake_at(self._waits_until)
+
+    def _check_reader(self) -> None:
+        if self.on_overflow is not None and self._loop.time() - self._taken_at > STALLED_AFTER_S:
             on_overflow, self.on_overflow = self.on_overflow, None
             on_overflow()

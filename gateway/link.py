@@ -257,9 +257,10 @@ class Link:
 
     def _on_message(self, worker: str, message: WorkerMessage) -> None:
         if isinstance(message, Rows):
+            now = time.monotonic()
             for row in message.rows:
                 if exchange := self._running(worker, row.rid):
-                    self._on_row(exchange, row)
+                    self._on_row(exchange, row, now)
             return
         exchange = self._exchanges.get(message.rid)
         if exchange is not None and exchange.stage is Stage.COUNTING:
@@ -277,12 +278,12 @@ class Link:
                 self._finish(exchange, message.code)
                 self._fail_or_retry(exchange, Failure(message.code, message.message))
 
-    def _on_row(self, exchange: Exchange, row: Row) -> None:
+    def _on_row(self, exchange: Exchange, row: Row, now: float) -> None:
         failure = exchange.output(row)
-        exchange.trace.output(row, time.monotonic())
+        exchange.trace.output(row, now)
         if failure is not None:
             exchange.fail(failure)
-        if exchange.is_over:
+        if row.finish is not None and exchange.is_over:
             self._finish(exchange, OK if failure is None else failure.code)
             self._over(exchange, row.finish or OK)
         elif failure is not None:

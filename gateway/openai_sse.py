@@ -55,6 +55,8 @@ class Frames:
         self._wanted = wanted
         self._unfinished = list(range(choices))
         self._usages: dict[int, Usage] = {}
+        self._opening = _opening(envelope)
+        """Of every chunk, up to what its choice says."""
 
     @property
     def unfinished(self) -> int:
@@ -74,20 +76,24 @@ class Frames:
         row = update.row
         if row.finish is not None:
             self._unfinished.remove(update.index)
-        # Only the first choice of a prompt is told of its start, and only that one counts the prompt.
-        before = self._usages.get(update.index) or Usage(prompt_tokens=0, completion_tokens=0)
         if row.usage is not None:
             self._usages[update.index] = row.usage
-        else:
+        elif self._wanted.in_every_chunk or row.finish is not None:
+            # Only the first choice of a prompt is told of its start, and only that one counts the prompt.
+            before = self._usages.get(update.index) or Usage(prompt_tokens=0, completion_tokens=0)
             self._usages[update.index] = msgspec.structs.replace(before, completion_tokens=row.tokens)
 
     def chunk(self, choice: dict[str, object]) -> bytes:
-        body = self._envelope.body([choice])
+        return b"".join((self._opening, _encoder.encode(choice), b"]", self._rest(choice), b"}\n\n"))
+
+    def _rest(self, choice: dict[str, object]) -> bytes:
+        """The keys that follow the choices."""
         if self._wanted.at_end:
-            body["usage"] = usage_body(self._usages.values()) if self._wanted.in_every_chunk else None
-        elif self._wanted.timings is not None and not self._unfinished and choice["finish_reason"] is not None:
-            body["timings"] = self._wanted.timings()
-        return _event(body)
+            usage = usage_body(self._usages.values()) if self._wanted.in_every_chunk else None
+            return b',"usage":' + _encoder.encode(usage)
+        if self._wanted.timings is not None and not self._unfinished and choice["finish_reason"] is not None:
+            return b',"timings":' + _encoder.encode(self._wanted.timings())
+        return b""
 
     def closing(self) -> bytes:
         if not self._wanted.at_end:
@@ -100,6 +106,11 @@ class Frames:
     def error(self, error: ApiError) -> bytes:
         """No finish_reason and no [DONE] follow: clients take either for success."""
         return _event(error_body(error))
+
+
+def _opening(envelope: Envelope) -> bytes:
+    """What is the same in each of many chunks is encoded once."""
+    return b"data: " + _encoder.encode(envelope.body([])).removesuffix(b"]}")
 
 
 def _event(body: dict[str, object]) -> bytes:

@@ -81,10 +81,10 @@ def _render(updates: Sequence[Update], chunks: Chunks) -> tuple[bytes, ApiError 
     events: list[bytes] = []
     for update in updates:
         match update:
-            case Started():
-                chunks.started(update)
             case Output():
                 events.append(chunks.output(update))
+            case Started():
+                chunks.started(update)
             case Answered() | Restarted():
                 pass  # only who asks for no text gets one, and only a whole answer begins again
             case Failed():
