@@ -41,7 +41,8 @@ def assignment(duty: Duty, settings: Settings, paths: Paths) -> Assign:
             "keepalive_s": settings.server.keepalive_s,
         }
     elif duty.name == "text":
-        given = {"volatile_headers": list(settings.cache.volatile_headers)}
+        cache = settings.cache
+        given = {"volatile_headers": list(cache.volatile_headers), "volatile_markers": list(cache.volatile_markers)}
     return Assign(kind=duty.name, gen=0, data_endpoints=[ipc.endpoint(paths.data)], settings=given)
 
 

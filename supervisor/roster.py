@@ -190,6 +190,7 @@ class Roster:
                 "model_type": self.settings.of_model(entry.id).model_type,
                 **self.options(entry).worker_settings(),
                 "volatile_headers": list(cache.volatile_headers),
+                "volatile_markers": list(cache.volatile_markers),
                 "warm_start": cache.warm_start,
                 "max_gap_ms": self.settings.scheduler.max_gap_ms,
                 "self_check": self.settings.scheduler.self_check,

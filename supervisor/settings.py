@@ -254,6 +254,14 @@ class CacheSettings:
         flag=None,
         env=None,
     )
+    volatile_markers: tuple[str, ...] = _leaf(
+        ("total_tokens",),
+        "elements of these names that fill a line of a system message are removed, as agents change them with every request",
+        each(text),
+        applies="load",
+        flag=None,
+        env=None,
+    )
     warm_start: bool = _leaf(
         True, "a model that was just loaded reads its most recently used KV back into RAM", switch, applies="load", flag=None
     )

@@ -55,6 +55,8 @@ class ChatTemplate:
             given = conversation.normalised(messages, as_parts=_wants_parts(template))
         except UnsupportedPart as e:
             raise TemplateError(str(e)) from e
+        if _misplaces_later_system(template):
+            given = conversation.with_later_system_as_user(given)
         variables = {**self._special_tokens, **kwargs, "tools": tools or None}
         finish = _continued if continue_final else _complete
         return _first_that_renders(given, lambda shaped: finish(template, shaped, variables))
@@ -77,7 +79,7 @@ def _first_that_renders(given: Messages, render: Callable[[Messages], str]) -> s
     """As given if the template takes it; else in the other shapes; if none is taken, the error for what was given."""
     first_error: Exception | None = None
     tried: list[Messages] = []
-    for shape in (_as_given, conversation.with_text_arguments, conversation.alternating, conversation.without_system):
+    for shape in SHAPES:
         shaped = shape(given)
         if shaped in tried:
             continue
@@ -91,6 +93,15 @@ def _first_that_renders(given: Messages, render: Callable[[Messages], str]) -> s
 
 def _as_given(messages: Messages) -> Messages:
     return messages
+
+
+SHAPES = (
+    _as_given,
+    conversation.with_text_arguments,
+    conversation.with_later_system_as_user,
+    conversation.alternating,
+    conversation.without_system,
+)
 
 
 def _complete(template: jinja2.Template, messages: Messages, variables: Mapping[str, object]) -> str:
@@ -140,6 +151,22 @@ def _wants_parts(template: jinja2.Template) -> bool:
     as_text: Messages = [{"role": "user", "content": PROBE}]
     as_parts: Messages = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
     return not _shows_probe(template, as_text) and _shows_probe(template, as_parts)
+
+
+@functools.lru_cache(maxsize=64)
+def _misplaces_later_system(template: jinja2.Template) -> bool:
+    """Whether it shows a later system message before the turns that came first, as DeepSeek's does, or not at all.
+
+    Agents send such notes between the turns: each one would change the prompt from its beginning on.
+    """
+    turns = [("user", "1st"), ("assistant", "a second turn"), ("system", PROBE), ("user", "4th")]
+    as_parts = _wants_parts(template)
+    talk: Messages = [{"role": r, "content": [{"type": "text", "text": t}] if as_parts else t} for r, t in turns]
+    try:
+        shown = _complete(template, talk, {})
+    except RENDER_ERRORS:
+        return False  # it says so, and is offered other shapes
+    return 0 <= shown.find("a second turn") > shown.find(PROBE)
 
 
 def _shows_probe(template: jinja2.Template, messages: Messages) -> bool:

@@ -99,17 +99,22 @@ def _dumped(arguments: object) -> object:
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
-def alternating(messages: Messages) -> Messages:
-    """One system message at the start, then turns that alternate.
+def with_later_system_as_user(messages: Messages) -> Messages:
+    """System messages after the beginning become user turns where they stand, and nothing else changes.
 
-    Later system messages become user turns where they stand: moving them to the front would change the prompt's beginning
-    at every turn, and with it everything the prefix cache holds.
+    Moving them to the front would change the prompt's beginning at every turn, and so would merging turns that were not merged
+    before the first such note came: the prefix cache holds the conversation as it was rendered without it.
     """
     leading = 0
     while leading < len(messages) and messages[leading].get("role") == "system":
         leading += 1
     later = [{**message, "role": "user"} if message.get("role") == "system" else message for message in messages[leading:]]
-    return _merged(messages[:leading] + later)
+    return messages[:leading] + later
+
+
+def alternating(messages: Messages) -> Messages:
+    """One system message at the start, then turns that alternate."""
+    return _merged(with_later_system_as_user(messages))
 
 
 def without_system(messages: Messages) -> Messages:

@@ -36,9 +36,9 @@ from worker.link_activity import ActivityReport
 from worker.link_gateway import GatewayLink
 from worker.link_requests import LoadedModel, ModelRequests
 from worker.link_sink import EngineSink
-from worker.prompt import volatile_headers_of
 from worker.stall_watch import StallWatch
 from worker.text import ModelUnreadable, Text
+from worker.volatile import volatile_of
 
 _log = logging.getLogger(__name__)
 STALLED_STEP_S = 60.0
@@ -93,8 +93,8 @@ class ModelService:
     def on_loaded(self, info: Loaded) -> None:
         assert self._engine is not None
         self._is_loaded = True
-        headers = volatile_headers_of(self._assign.settings)
-        self._requests.open(LoadedModel(self._text, self._engine, info.context, headers))
+        volatile = volatile_of(self._assign.settings)
+        self._requests.open(LoadedModel(self._text, self._engine, info.context, volatile))
         ready = Ready(
             context=info.context,
             weights_bytes=info.weights_bytes,

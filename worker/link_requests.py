@@ -16,11 +16,12 @@ from worker.engine import Engine
 from worker.job import Job, Matcher
 from worker.link_gateway import GatewayLink
 from worker.link_sink import hop
-from worker.prompt import FittedPrompt, Refused, fitted_prompt, refuse_unsupported
+from worker.prompt import NOTHING, FittedPrompt, Refused, fitted_prompt, refuse_unsupported
 from worker.structured import compiled
 from worker.text import Text
 from worker.token_names import be_readable, named
 from worker.vocabulary import Vocabulary
+from worker.volatile import Volatile
 
 _log = logging.getLogger(__name__)
 UNLOADING = "the model is being unloaded"
@@ -59,7 +60,7 @@ class LoadedModel:
     text: Text
     engine: Engine
     context: int
-    volatile_headers: tuple[str, ...] = ()
+    volatile: Volatile = NOTHING
 
 
 class ModelRequests:
@@ -262,7 +263,7 @@ def prepare(model: LoadedModel, vocabulary: Vocabulary, submit: Submit) -> Prepa
 
 
 def _fitted(model: LoadedModel, submit: Submit) -> FittedPrompt:
-    return fitted_prompt(model.text, submit, model.context, model.volatile_headers)
+    return fitted_prompt(model.text, submit, model.context, model.volatile)
 
 
 def job(submit: Submit, prepared: Prepared, submitted_at: float) -> Job:

@@ -3,13 +3,13 @@
 Pure but for the tokenizer it is given; runs in the pool, in the text worker as well as where the model is.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from supervisor.protocol import Code, Reasoning, Submit
 from worker.text import TemplateError, Text
-from worker.volatile import without_volatile_headers
+from worker.volatile import Volatile, without_volatile
+
+NOTHING = Volatile()
 
 
 class Refused(Exception):
@@ -28,9 +28,9 @@ class FittedPrompt:
     """The longest answer that still fits the context."""
 
 
-def fitted_prompt(text: Text, submit: Submit, context: int, volatile_headers: Sequence[str] = ()) -> FittedPrompt:
+def fitted_prompt(text: Text, submit: Submit, context: int, volatile: Volatile = NOTHING) -> FittedPrompt:
     """Raises Refused: template error, ids out of range, or a prompt that leaves no room for an answer."""
-    ids = prompt_ids(text, submit, volatile_headers)
+    ids = prompt_ids(text, submit, volatile)
     if not ids:
         raise Refused(Code.BAD_REQUEST, "the prompt is empty: there is no token to start from")
     if len(ids) >= context:
@@ -47,13 +47,13 @@ def overflow_message(context: int, prompt_tokens: int) -> str:
     )
 
 
-def prompt_ids(text: Text, submit: Submit, volatile_headers: Sequence[str] = ()) -> list[int]:
+def prompt_ids(text: Text, submit: Submit, volatile: Volatile = NOTHING) -> list[int]:
     """Raises Refused."""
     prompt = submit.prompt
     if prompt.messages is not None:
         kwargs = {**reasoning_kwargs(submit.reasoning), **(submit.template_kwargs or {})}
         try:
-            messages = without_volatile_headers(prompt.messages, volatile_headers)
+            messages = without_volatile(prompt.messages, volatile)
             return text.encode_chat(messages, tools=submit.tools, template_kwargs=kwargs, continue_final=submit.continue_final)
         except TemplateError as e:
             raise Refused(Code.TEMPLATE_ERROR, str(e)) from e
@@ -94,9 +94,3 @@ def refuse_unsupported(submit: Submit) -> None:
         names.append(f"task {submit.task}")
     if names:
         raise Refused(Code.UNSUPPORTED, f"not supported by this model's worker: {', '.join(names)}")
-
-
-def volatile_headers_of(settings: Mapping[str, object]) -> tuple[str, ...]:
-    """The prefixes to remove, from a worker's assignment."""
-    given = settings.get("volatile_headers")
-    return tuple(map(str, cast("list[object]", given))) if isinstance(given, list) else ()

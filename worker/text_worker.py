@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from supervisor.protocol import Beat, Code, Grant, ModelRef, Problem, Ready, Res
 from worker.link import Host
 from worker.link_gateway import GatewayLink
 from worker.model_files import ModelFiles
-from worker.prompt import Refused, fitted_prompt, volatile_headers_of
+from worker.prompt import Refused, fitted_prompt
 from worker.text import ModelUnreadable, Text
+from worker.volatile import Volatile, volatile_of
 
 OPEN_MODELS = 8
 """A tokenizer of 250k entries takes about 60 MB."""
@@ -63,7 +64,7 @@ class TextService:
             self.cancel(rid)
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        self._volatile_headers = volatile_headers_of(settings)
+        self._volatile = volatile_of(settings)
 
     def beat(self, seq: int) -> Beat:
         return Beat(seq=seq, progress=self._served, running=len(self._counts))
@@ -92,7 +93,7 @@ class TextService:
     async def _count(self, gateway: GatewayLink, message: Submit, model: ModelRef) -> None:
         loop, epoch = asyncio.get_running_loop(), gateway.epoch
         try:
-            answer = await loop.run_in_executor(self._pool, count, self._shelf, message, model, self._volatile_headers)
+            answer = await loop.run_in_executor(self._pool, count, self._shelf, message, model, self._volatile)
             gateway.send(Result(epoch=epoch, rid=message.rid, data=answer))
         except Refused as e:
             gateway.send(Problem(code=e.code, message=e.message, rid=message.rid, epoch=epoch))
@@ -103,14 +104,14 @@ class TextService:
         self._served += 1
 
 
-def count(shelf: "TextShelf", submit: Submit, model: ModelRef, volatile_headers: Sequence[str]) -> dict[str, object]:
+def count(shelf: "TextShelf", submit: Submit, model: ModelRef, volatile: Volatile) -> dict[str, object]:
     """Raises Refused, for a prompt that the model's own worker would refuse as well."""
     try:
         text = shelf.text(Path(model.path))
     except ModelUnreadable as e:
         raise Refused(Code.MODEL_UNLOADABLE, str(e)) from e
     context = min(text.context, model.context or text.context)
-    return {"prompt_tokens": len(fitted_prompt(text, submit, context, volatile_headers).ids), "context": context}
+    return {"prompt_tokens": len(fitted_prompt(text, submit, context, volatile).ids), "context": context}
 
 
 class TextShelf:

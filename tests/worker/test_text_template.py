@@ -180,6 +180,37 @@ def test_a_later_system_message_stays_where_it_is_as_a_user_turn(tmp_path: Path)
     assert rendered(opened(tmp_path, ALTERNATES), talk) == "<user>S1\n\nS2\n\nA</><assistant>B</><user>S3\n\nC</>"
 
 
+NOT_LATER = (
+    "{% for m in messages %}{% if m['role'] == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
+)
+HOISTS = (
+    "{% for m in messages if m['role'] == 'system' %}{{ m['content'] }};{% endfor %}"
+    "{% for m in messages if m['role'] != 'system' %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
+)
+DROPS = (
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }};{% endif %}"
+    "{% for m in messages if m['role'] != 'system' %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [NOT_LATER, HOISTS, DROPS, ALTERNATES])
+def test_a_note_between_turns_changes_nothing_of_what_came_before(tmp_path: Path, template: str) -> None:
+    """The cache holds the conversation as it was rendered before the first note came."""
+    text = opened(tmp_path, template)
+    said: Messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": "B"},
+    ]
+    if template != ALTERNATES:
+        said.insert(1, {"role": "user", "content": "Agents send two turns in a row."})
+    before = rendered(text, said)
+    after = rendered(text, [*said, {"role": "system", "content": "Note"}, {"role": "user", "content": "C"}])
+    assert after.startswith(before) and "<user>Note" in after and "C</>" in after
+
+
 def test_a_template_without_a_system_role_gets_the_text_in_the_first_user_turn(tmp_path: Path) -> None:
     talk: Messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "A"}]
     assert rendered(opened(tmp_path, NO_SYSTEM), talk) == "<user>S\n\nA</>"

@@ -1,9 +1,9 @@
-"""Agents' volatile header lines leave the head of the system prompt, and nothing else does."""
+"""Agents' volatile headers leave the head of the system prompt, their markers every system message, and nothing else does."""
 
 import pytest
 
 from worker.conversation import Messages
-from worker.volatile import without_volatile_headers
+from worker.volatile import Volatile, volatile_of, without_volatile, without_volatile_headers, without_volatile_markers
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1; cch={};"
 PREFIXES = ("x-anthropic-billing-header:", "x-turn:")
@@ -67,3 +67,65 @@ def test_a_conversation_of_nothing_but_headers_keeps_its_message() -> None:
     assert without_volatile_headers([{"role": "system", "content": HEADER.format("a1")}], PREFIXES) == [
         {"role": "system", "content": ""}
     ]
+
+
+LEFT = "<total_tokens>{} tokens left</total_tokens>"
+NAMES = ("total_tokens", "usage")
+
+
+def system_left(content: object) -> object:
+    (message, _) = without_volatile_markers([{"role": "system", "content": content}, USER], NAMES)
+    return message["content"]
+
+
+@pytest.mark.parametrize("between", ["\n", "\n\n", "\n \n", ""])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_however_many_markers_there_are_the_same_system_prompt_is_left(between: str, end: str) -> None:
+    shown = {
+        system_left("You are an agent.\n\n" + between.join(LEFT.format(n) for n in range(count)) + end) for count in (1, 2, 7)
+    }
+    assert shown == {"You are an agent." + end}
+
+
+def test_a_marker_leaves_what_stands_around_it() -> None:
+    assert system_left(f"{LEFT.format(1)}\nYou are.\n  {LEFT.format(2)} <usage>3</usage>\r\nBe brief.") == "You are.\nBe brief."
+
+
+def test_parts_and_messages_of_nothing_but_markers_go() -> None:
+    parts = [{"type": "text", "text": "You are an agent."}, {"type": "text", "text": LEFT.format(9)}, {"type": "image"}]
+    answer: dict[str, object] = {"role": "assistant", "content": "Yes."}
+    notes: Messages = [{"role": "system", "content": text} for text in (LEFT.format(8), f"Mind this.\n{LEFT.format(7)}")]
+    assert without_volatile_markers([{"role": "developer", "content": parts}, USER, notes[0], answer, notes[1]], NAMES) == [
+        {"role": "developer", "content": [parts[0], parts[2]]},
+        USER,
+        answer,
+        {"role": "system", "content": "Mind this."},
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": LEFT.format(1)},
+        {"role": "tool", "content": LEFT.format(1), "tool_call_id": "c"},
+        {"role": "system", "content": f"Heed {LEFT.format(1)}"},
+        {"role": "system", "content": "<total_tokens>"},
+        {"role": "system", "content": "<total_tokens>1</usage>"},
+        {"role": "system", "content": "<total_tokens>\n1\n</total_tokens>"},
+        {"role": "system", "content": "<totals>1</totals>"},
+        {"role": "system", "content": None},
+        {"role": "system", "content": ["odd", {"type": "text", "text": 7}]},
+        {"role": "system"},
+    ],
+)
+def test_what_is_no_marker_of_the_systems_is_left_alone(message: dict[str, object]) -> None:
+    assert without_volatile_markers([message, USER], NAMES) == [message, USER]
+
+
+def test_markers_and_headers_go_together_and_each_can_be_switched_off() -> None:
+    messages: Messages = [{"role": "system", "content": f"{HEADER.format('a1')}\nYou are.\n{LEFT.format(4)}"}, USER]
+    both = volatile_of({"volatile_headers": list(PREFIXES), "volatile_markers": list(NAMES)})
+    assert without_volatile(messages, both)[0]["content"] == "You are."
+    assert without_volatile(messages, Volatile()) == messages
+    only: Messages = [{"role": "system", "content": LEFT.format(4)}]
+    assert without_volatile(only, both) == [{"role": "system", "content": ""}]
