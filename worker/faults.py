@@ -14,6 +14,9 @@ EXIT_GPU_FAULT = 74
 FAULTS_IN_A_ROW = 3
 """A generator that was rebuilt this often without one good step in between will not get better by rebuilding."""
 
+OF_MEMORY = ("allocate", "out of memory", "insufficient memory", "outofmemory", "metal::malloc")
+"""Metal's allocator also gives up over the number of buffers: "Resource limit (499000) exceeded"."""
+
 
 class LoadFailed(Exception):
     """The model could not be loaded this time; another try may fare better."""
@@ -48,6 +51,6 @@ def code_of(error: Exception) -> Code:
     if isinstance(error, MemoryError):
         return Code.OUT_OF_MEMORY
     text = str(error).lower()
-    if any(word in text for word in ("allocate", "out of memory", "insufficient memory", "outofmemory")):
+    if any(word in text for word in OF_MEMORY):
         return Code.OUT_OF_MEMORY
     return Code.GPU_FAULT if any(word in text for word in ("command buffer", "commandbuffer")) else Code.INTERNAL

@@ -64,10 +64,12 @@ def _unmarked(message: Message, names: tuple[str, ...]) -> Message:
 
 def _unmarked_part(part: object, names: tuple[str, ...]) -> object | None:
     """None for a part that was nothing else."""
-    fields = cast("Message", part) if isinstance(part, dict) else {}
+    if not isinstance(part, dict):
+        return part
+    fields = cast("Message", part)
     text = fields.get("text")
     if not isinstance(text, str) or (shown := _without_markers(text, names)) == text:
-        return part
+        return fields
     return {**fields, "text": shown} if shown else None
 
 

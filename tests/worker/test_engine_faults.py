@@ -127,6 +127,7 @@ def test_a_generator_of_another_make_is_refused_at_start(model: Path, monkeypatc
 def test_only_memory_errors_are_memory_errors() -> None:
     assert code_of(MemoryError()) is Code.OUT_OF_MEMORY
     assert code_of(RuntimeError("[metal::malloc] Attempting to allocate 5 bytes")) is Code.OUT_OF_MEMORY
+    assert code_of(RuntimeError("[metal::malloc] Resource limit (499000) exceeded.")) is Code.OUT_OF_MEMORY
     assert code_of(RuntimeError("kIOGPUCommandBufferCallbackErrorOutOfMemory")) is Code.OUT_OF_MEMORY
     assert code_of(RuntimeError(METAL.format("Insufficient Memory (00000008:…ErrorOutOfMemory)"))) is Code.OUT_OF_MEMORY
     assert code_of(RuntimeError(METAL.format("Discarded (victim of GPU error/recovery)"))) is Code.GPU_FAULT
