@@ -103,6 +103,8 @@ class Arrivals:
         if self._restoring is not None and self._restoring[0].job.rid in rids:
             gone.append(self._restoring[0])
             self._restoring = None
+        if self._blocked in gone:
+            self._blocked = None
         return gone
 
     @property

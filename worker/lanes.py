@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, GenerationBatch  # pyright: ignore[reportMissingTypeStubs]
 
 from worker.faults import LoadFailed
+from worker.kv_leaves import bytes_of
 from worker.lane_handover import OnePrompt, handed_over
 from worker.mlx_types import Cache, LanguageModel, Processor, Sampler
 
@@ -48,8 +49,8 @@ class _Generator(Protocol):
     prefill_step_size: int
     _prompt_batch: _Batch
     _generation_batch: _Decoding
-    _unprocessed_sequences: deque[tuple[int, object, object, object, list[int]]]
-    """(uid, …, tokens that the given cache holds)"""
+    _unprocessed_sequences: deque[tuple[int, object, object, Cache, list[int]]]
+    """(uid, …, the given cache, the tokens that it holds)"""
     _uid_count: int
 
     @property
@@ -70,9 +71,6 @@ class _Generator(Protocol):
     def remove(self, uids: list[int]) -> object: ...
 
     def close(self) -> None: ...
-
-    @property
-    def prompt_cache_nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,11 @@ class Lane:
 
     @property
     def cache_bytes(self) -> int:
-        return self._generator.prompt_cache_nbytes if self._rows else 0
+        if not self._rows:
+            return 0
+        waiting = self._generator._unprocessed_sequences  # pyright: ignore[reportPrivateUsage]  # see the module's docstring
+        caches = [self._prompting.prompt_cache, self._decoding.prompt_cache, *(sequence[3] for sequence in waiting)]
+        return bytes_of([leaf for cache in caches for leaf in cache])
 
     def insert(
         self,

@@ -330,29 +330,33 @@ class Scheduler:
         if now - self._published_at < PUBLISH_EVERY_S and self.has_work:
             return
         self._published_at = now
+        try:
+            self._meter.publish(self._figures())
+        except Exception:  # they are for those who look on: no request ends for their sake
+            _log.exception("the engine's figures could not be told")
+
+    def _figures(self) -> EngineBeat:
         live = self._lanes.sequences()
         lease_tokens = Counter[str]()
         for sequence in live:
             lease_tokens[sequence.job.lease] += sequence.held_tokens
         prefix = self.prefix
-        self._meter.publish(
-            EngineBeat(
-                running=len(live),
-                waiting=len(self._arrivals),
-                parked=self._arrivals.parked,
-                parks=self._parking.parks,
-                resumes=self._arrivals.resumes,
-                mx_active_bytes=mx.get_active_memory(),
-                mx_cache_bytes=mx.get_cache_memory(),
-                mx_peak_bytes=mx.get_peak_memory(),
-                kv_bytes=self._lanes.cache_bytes,
-                hot_bytes=0 if prefix is None else prefix.hot.bytes,
-                store_written_bytes=0 if prefix is None or prefix.spill is None else prefix.spill.written_bytes,
-                cache={} if prefix is None else prefix.counters(),
-                draft=self._lanes.draft_counts,
-                lease_tokens=dict(lease_tokens),
-                turns_passed_on=self._turn.passed_on,
-            )
+        return EngineBeat(
+            running=len(live),
+            waiting=len(self._arrivals),
+            parked=self._arrivals.parked,
+            parks=self._parking.parks,
+            resumes=self._arrivals.resumes,
+            mx_active_bytes=mx.get_active_memory(),
+            mx_cache_bytes=mx.get_cache_memory(),
+            mx_peak_bytes=mx.get_peak_memory(),
+            kv_bytes=self._lanes.cache_bytes,
+            hot_bytes=0 if prefix is None else prefix.hot.bytes,
+            store_written_bytes=0 if prefix is None or prefix.spill is None else prefix.spill.written_bytes,
+            cache={} if prefix is None else prefix.counters(),
+            draft=self._lanes.draft_counts,
+            lease_tokens=dict(lease_tokens),
+            turns_passed_on=self._turn.passed_on,
         )
 
 

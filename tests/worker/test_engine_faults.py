@@ -9,6 +9,7 @@ from tests.stands.equality import assert_same_greedy, greedy_ids
 from tests.stands.models import tiny_model
 from tests.stands.sink import ForcedText, Gate, RunningEngine
 from worker.faults import EXIT_FAILED, EXIT_GPU_FAULT, code_of
+from worker.lane_set import LaneSet
 
 PROMPT = list(range(20, 60))
 METAL = "[METAL] Command buffer execution failed: {}"
@@ -140,3 +141,18 @@ def test_every_exit_code_is_in_the_documentation() -> None:
     table = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
     for name, code in vars(faults).items():
         assert not name.startswith("EXIT_") or f"| {code} |" in table, name
+
+
+def test_figures_that_cannot_be_told_end_no_request(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(lanes: LaneSet) -> int:
+        raise ValueError("nobody knows")
+
+    with RunningEngine(model, text=ForcedText()) as e:
+        before = e.engine.beat()
+        monkeypatch.setattr(LaneSet, "draft_counts", property(broken))
+        answer = e.ask("r", list(range(10, 60)), 8)
+        assert (answer.finish, e.engine.beat().running, e.sink.failure) == ("length", before.running, None)
+        monkeypatch.undo()
+        e.ask("s", list(range(10, 60)), 1)
+        e.settle()
+        assert e.engine.beat().mx_active_bytes > 0, "they are told again as soon as they can be"
