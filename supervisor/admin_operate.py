@@ -64,7 +64,7 @@ class Operate:
                 raise Refused(Code.MODEL_NOT_FOUND, f"{name} is neither a model nor a process of this server")
             book = self._supervisor.book(named.entry.id)
         lines = call.args.get("lines")
-        self._answers.note(who, call, {"lines": book.tail(lines if isinstance(lines, int) else 200)})
+        self._answers.note(who, call, {"lines": book.stamped(lines if isinstance(lines, int) else 200)})
         if not call.args.get("follow"):
             self._answers.reply(who, call, {})
             return

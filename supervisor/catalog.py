@@ -12,6 +12,8 @@ from supervisor.model_files import ModelFiles, NotAModel, read_model
 
 ADAPTER_CONFIG = "adapter_config.json"
 NO_TYPES: Mapping[str, str] = MappingProxyType({})
+GET_ONE_IN = "omlxctl models add DIR, or: omlxctl models import FILE.gguf"
+"""What to tell whoever has no model yet."""
 PROCESS_NAMES = frozenset({"omlxd", "gateway", "text", "janitor"})
 """`omlxctl logs` and `restart` take them beside model ids."""
 
@@ -77,11 +79,20 @@ def scan(directories: Sequence[Path], model_types: Mapping[str, str] = NO_TYPES)
                 continue
             if problem := _unusable_name(name):
                 skipped.append(Skipped(path, problem))
+            elif name in models and _same(path, models[name].path):
+                continue  # registered by a link, and in a directory that is served as a whole
             elif name in models:
                 skipped.append(Skipped(path, f"another model is already named {name}: {models[name].path}"))
             else:
                 models[name] = entry
     return Catalog(tuple(models[name] for name in sorted(models)), tuple(skipped), tuple(adapters))
+
+
+def _same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:
+        return False
 
 
 def _unusable_name(name: str) -> str | None:

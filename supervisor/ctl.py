@@ -23,10 +23,11 @@ from supervisor import (
     ctl_service,
     ctl_trace,
 )
+from supervisor.ctl_group import Sections
 from supervisor.ctl_home import Home
 
 
-@click.group(epilog=ctl_exit.MANUAL, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Sections, epilog=ctl_exit.MANUAL, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--home", type=click.Path(path_type=Path), help="directory of the server [default: $OMLX_HOME or ~/.omlxd]")
 @click.pass_context
 def omlxctl(context: click.Context, home: Path | None) -> None:
@@ -40,14 +41,25 @@ def omlxctl(context: click.Context, home: Path | None) -> None:
     context.obj = Home(home)
 
 
-for command in (
-    *(ctl_server.serve, ctl_server.status, ctl_server.ps, ctl_server.reload, ctl_server.stop),
-    *(ctl_models.models, ctl_models.load, ctl_models.unload, ctl_models.reset, ctl_models.pin, ctl_models.unpin),
-    ctl_profiles.apply,
-    *(ctl_trace.trace, ctl_events.events, ctl_operate.restart, ctl_operate.dump),
-    *(ctl_cache.cache, ctl_logs.logs, ctl_chat.chat, ctl_chat.run, ctl_config.config, ctl_doctor.doctor, ctl_service.service),
-):
-    omlxctl.add_command(command)
+omlxctl.add_section("Talk to a model", (ctl_chat.run, ctl_chat.chat))
+omlxctl.add_section(
+    "The server",
+    (ctl_server.serve, ctl_service.service, ctl_server.stop, ctl_operate.restart, ctl_config.config, ctl_server.reload),
+)
+omlxctl.add_section(
+    "Models",
+    (
+        *(ctl_models.models, ctl_models.load, ctl_models.unload, ctl_models.pin, ctl_models.unpin),
+        *(ctl_profiles.apply, ctl_models.reset, ctl_cache.cache),
+    ),
+)
+omlxctl.add_section(
+    "What is going on",
+    (
+        *(ctl_server.status, ctl_server.ps, ctl_logs.logs, ctl_events.events),
+        *(ctl_trace.trace, ctl_doctor.doctor, ctl_operate.dump),
+    ),
+)
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def cache() -> None:
 @click.option("--json", "as_json", is_flag=True, help="everything, as JSON")
 @pass_home
 def stats(here: Home, as_json: bool) -> None:
-    """Say what is cached per model, and what came of it: hits, misses, writes, credits."""
+    """Say what is cached per model, and what came of it."""
     namespaces = [asdict(found) for found in _stats(here.paths.cache)]
     server = here.either(_server_stats, _no_server)
     if as_json:
@@ -51,7 +51,7 @@ def stats(here: Home, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="the report, as JSON")
 @pass_home
 def verify(here: Home, as_json: bool) -> int:
-    """Read every block and check it: whole, undamaged, named rightly, in its place. Changes nothing."""
+    """Read every block and check that it is sound. Changes nothing."""
     from cachestore.verify import verify as check
 
     root = here.paths.cache
@@ -73,7 +73,10 @@ def verify(here: Home, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="the report, as JSON")
 @pass_home
 def gc(here: Home, dry_run: bool, as_json: bool) -> None:
-    """Delete what is over the cap, of an older format, or left over: what the janitor does by itself, now."""
+    """Delete what is too much, too old or left over.
+
+    Over the cap, of an older format, or left over: what the janitor does by itself, now.
+    """
     from cachestore.sweep import run_pass
 
     report = _by_janitor(

@@ -165,5 +165,7 @@ def _default_model(here: Home, gateway: "Gateway", url: str | None) -> str:
     if len(known) == 1:
         return known[0]
     if not known:
-        raise CommandFailed("the server has no models; get one in with: omlxctl models import FILE.gguf", Exit.NOT_FOUND)
+        from supervisor.catalog import GET_ONE_IN
+
+        raise CommandFailed(f"the server has no models; get one in with: {GET_ONE_IN}", Exit.NOT_FOUND)
     raise CommandFailed(f"which model? The server has: {', '.join(known)}", Exit.USAGE)

@@ -105,7 +105,10 @@ def _warn_of_other_source(here: Home, key: str) -> None:
 @terminal.as_json_option
 @pass_home
 def import_(here: Home, file: Path, as_json: bool) -> None:
-    """Take over the settings in oMLX's FILE (~/.omlx/settings.json) and say of each key what became of it."""
+    """Take over oMLX's settings, and say of each what became of it.
+
+    FILE is ~/.omlx/settings.json; it is only read.
+    """
     from supervisor.settings_import import ImportInvalid, merged, read_omlx
 
     problems: list[str] = []

@@ -21,7 +21,7 @@ RING = 1000
 @click.option("--json", "as_json", is_flag=True, help="one JSON object a line")
 @pass_home
 def events(here: Home, follow: bool, last: int, kinds: tuple[str, ...], as_json: bool) -> None:
-    """Print what happened: models that were loaded, evicted or crashed, processes, settings, the catalog."""
+    """Print what happened to models, processes and settings."""
     with here.client() as client:
         for event in told(client, last, follow):
             if not kinds or event.kind in kinds:

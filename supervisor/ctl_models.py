@@ -75,9 +75,10 @@ def unload(here: Home, model: str, force: bool, as_json: bool) -> None:
 @JSON
 @pass_home
 def pin(here: Home, model: str, as_json: bool) -> None:
-    """Keep MODEL loaded until it is unpinned, unloaded or the server ends; for good: config set models.ID.pinned true.
+    """Keep MODEL loaded until it is unpinned or the server ends.
 
-    A pinned model is not unloaded to make room or for idleness, and is loaded again after a crash. Pinning loads nothing.
+    For good: omlxctl config set models.ID.pinned true. A pinned model is not unloaded to make room or for idleness, and is
+    loaded again after a crash. Pinning loads nothing. `omlxctl unload` ends it too.
     """
     with here.client() as client:
         result = client.call("pin", {"model": model})
@@ -89,7 +90,10 @@ def pin(here: Home, model: str, as_json: bool) -> None:
 @JSON
 @pass_home
 def unpin(here: Home, model: str, as_json: bool) -> None:
-    """Let MODEL go again when others need its memory, whatever the settings say, until the server ends."""
+    """Let MODEL go again when others need its memory.
+
+    That holds until the server ends, whatever the settings say.
+    """
     with here.client() as client:
         result = client.call("unpin", {"model": model})
     terminal.answer(result, as_json, f"{model} is not pinned")
@@ -124,8 +128,10 @@ def _list(here: Home, as_json: bool) -> None:
         profiles = "PROFILES (* gives the defaults)" if any(m.profiles for m in found) else ""
         terminal.print_table(["MODEL", "STATE", "CONTEXT", "SIZE", "PATH", profiles], [_row(m) for m in found])
     else:
+        from supervisor.catalog import GET_ONE_IN
+
         dirs = ", ".join(cast("list[str]", result.get("dirs", [])))
-        click.echo(f"no models in {dirs}; get one in with: omlxctl models add DIR, or: omlxctl models import FILE.gguf")
+        click.echo(f"no models in {dirs}; get one in with: {GET_ONE_IN}")
     for model in found:
         if model.problem:
             terminal.warn(f"{model.id}: {model.problem}")
@@ -145,7 +151,7 @@ def _row(m: SlotStatus) -> list[str]:
 @JSON
 @pass_home
 def show(here: Home, model: str, as_json: bool) -> None:
-    """Show one MODEL: its files, its state, and its defaults with where each comes from."""
+    """Show one MODEL: files, state, defaults and where they come from."""
     result = here.either(lambda client: client.call("model", {"model": model}), lambda: ctl_catalog.shown(here, model))
     if as_json:
         return terminal.print_json(result)
@@ -194,7 +200,10 @@ def _draft(slot: SlotStatus) -> str:
 @JSON
 @pass_home
 def add(here: Home, directory: Path, name: str | None, as_json: bool) -> None:
-    """Register the MLX model in DIRECTORY by a link; its files stay where they are."""
+    """Register the MLX model in DIRECTORY by a link.
+
+    Its files stay where they are. A directory that holds many models is given to `serve` instead: --model-dir DIR.
+    """
     from supervisor.catalog_edit import EditRefused, add_link
 
     try:

@@ -20,11 +20,12 @@ LOOK_S = 0.1
 @terminal.as_json_option
 @pass_home
 def restart(here: Home, name: str | None, as_json: bool) -> None:
-    """Start the process NAME again: a model, or gateway, text, janitor; without NAME the whole server.
+    """Start the process NAME again; without NAME the whole server.
 
-    A model finishes its running requests first, for 30 s at most; what comes meanwhile waits for the new process. The gateway
-    ends its streams with an error, and models stay loaded. The whole server restarts in place, with the command line it was
-    started with: streams end with an error, models are unloaded, port and process id stay, connections wait.
+    NAME is a model, or gateway, text, janitor. A model finishes its running requests first, for 30 s at most; what comes
+    meanwhile waits for the new process. The gateway ends its streams with an error, and models stay loaded. The whole server
+    restarts in place, with the command line it was started with: streams end with an error, models are unloaded, port and
+    process id stay, connections wait.
     """
     result = _restart_server(here) if name is None else _restart_one(here, name)
     if as_json:
@@ -62,7 +63,10 @@ def _restart_server(here: Home) -> dict[str, object]:
 @terminal.as_json_option
 @pass_home
 def dump(here: Home, as_json: bool) -> None:
-    """Print the server's whole state as JSON; every process writes its stacks into its log (omlxctl logs NAME)."""
+    """Print the server's whole state as JSON, and log all stacks.
+
+    Every process writes what it is doing into its log: omlxctl logs NAME.
+    """
     with here.client() as client:
         result = client.call("dump")
     terminal.print_json(result)

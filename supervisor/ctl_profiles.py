@@ -15,9 +15,10 @@ from supervisor.ctl_home import Home, pass_home
 @click.option("--json", "as_json", is_flag=True, help="the answer as JSON")
 @pass_home
 def apply(here: Home, model: str, profile: str | None, no_profile: bool, as_json: bool) -> None:
-    """Make PROFILE the defaults of MODEL: omlxctl apply MODEL PROFILE, or MODEL:PROFILE.
+    """Make PROFILE the defaults of MODEL.
 
-    It is written to settings.json (models.ID.profile) and holds from the next request on; a loaded model stays loaded.
+    omlxctl apply MODEL PROFILE, or: omlxctl apply MODEL:PROFILE. It is written to settings.json (models.ID.profile) and holds
+    from the next request on; a loaded model stays loaded.
     """
     if no_profile and profile is not None:
         raise CommandFailed("either a profile or --none", Exit.USAGE)

@@ -100,7 +100,7 @@ def _show_status(result: dict[str, object], as_json: bool, print_json: Callable[
             **({"state": f"restart needed: {server.restart_needed}"} if server.restart_needed else {}),
             "home": server.home,
             **_memory_facts(server),
-            "models": f"{len(server.models)} known, {len(loaded)} loaded{': ' + ', '.join(loaded) if loaded else ''}",
+            "models": _models_fact(server, loaded),
             **{f"cache of {model.id}": model.cache for model in server.models if model.state == "ready"},
             **{child.name: _child(child.state, child.pid, child.restarts) for child in server.children},
         }
@@ -117,6 +117,14 @@ def _show_status(result: dict[str, object], as_json: bool, print_json: Callable[
     for warning in server.warnings:
         terminal.warn(warning)
     return None
+
+
+def _models_fact(server: ServerStatus, loaded: Sequence[str]) -> str:
+    if server.models:
+        return f"{len(server.models)} known, {len(loaded)} loaded" + (f": {', '.join(loaded)}" if loaded else "")
+    from supervisor.catalog import GET_ONE_IN
+
+    return f"none yet; get one in with: {GET_ONE_IN}"
 
 
 def _memory_facts(server: ServerStatus) -> dict[str, str]:
@@ -168,9 +176,9 @@ def ps(here: Home, as_json: bool) -> None:
             {"models": [model for model in plain if model["id"] in ids], "children": result.get("children", [])}
         )
     rows = [_row(model) for model in live]
-    rows += [[c.name, c.state, str(c.pid or "-"), "-", "-", "-", terminal.age(c.since)] for c in server.children]
-    rows.insert(0, ["omlxd", "running", str(server.pid), "-", "-", "-", terminal.age(server.started)])
-    terminal.print_table(["NAME", "STATE", "PID", "MEMORY", "RUNNING", "WAITING", "FOR"], rows)
+    rows += [[c.name, c.state, str(c.pid or "-"), "-", "-", "-", "-", terminal.age(c.since)] for c in server.children]
+    rows.insert(0, ["omlxd", "running", str(server.pid), "-", "-", "-", "-", terminal.age(server.started)])
+    terminal.print_table(["NAME", "STATE", "PID", "GIVEN", "MEASURED", "RUNNING", "WAITING", "FOR"], rows)
     _warn_of_trouble(live)
     return None
 
@@ -187,8 +195,8 @@ def _row(model: SlotStatus) -> list[str]:
     state = model.state
     if model.stage and model.state == "loading":
         state += f" {model.stage}" + (f" {model.done / model.total:.0%}" if model.total > 1 else "")
-    memory = terminal.size(model.charged_bytes) if model.charged_bytes else "-"
-    return [model.id, state, str(model.pid or "-"), memory, str(model.leases), str(model.waiting), terminal.age(model.since)]
+    memory = [terminal.size(n_bytes) if n_bytes else "-" for n_bytes in (model.charged_bytes, model.measured_bytes)]
+    return [model.id, state, str(model.pid or "-"), *memory, str(model.leases), str(model.waiting), terminal.age(model.since)]
 
 
 @click.command()
@@ -212,7 +220,10 @@ def reload(here: Home, as_json: bool) -> None:
 @terminal.as_json_option
 @pass_home
 def stop(here: Home, as_json: bool) -> None:
-    """Stop the server: running answers end with an error, caches are written, every process is gone when this returns."""
+    """Stop the server; every process is gone when this returns.
+
+    Running answers end with an error, and what is cached is written to disk.
+    """
     with here.client() as client:
         pid = client.pid
         with contextlib.suppress(NotRunning):  # it may go before its answer is read
@@ -222,5 +233,4 @@ def stop(here: Home, as_json: bool) -> None:
         if time.monotonic() > deadline:
             raise CommandFailed(f"omlxd (pid {pid}) still runs after {STOP_S:.0f} s; to end it by force: kill -9 {pid}")
         time.sleep(0.05)
-    if as_json:
-        terminal.print_json({"pid": pid})
+    terminal.answer({"pid": pid}, as_json, f"omlxd (pid {pid}) has stopped")

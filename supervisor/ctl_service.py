@@ -38,7 +38,7 @@ def for_system(command: Callable[..., object]) -> Callable[..., object]:
 
 @click.group()
 def service() -> None:
-    """Run the server in the background: launchd on macOS, systemd on Linux.
+    """Run the server in the background, by launchd or systemd.
 
     The service runs this installation of omlxd. Its settings are those of settings.json in its home; variables and flags of a
     shell do not reach it.
@@ -94,7 +94,7 @@ def uninstall(system: bool, as_json: bool) -> None:
 @for_system
 @terminal.as_json_option
 def start(system: bool, as_json: bool) -> None:
-    """Start the installed service, and say where it serves once it does."""
+    """Start the installed service, and say where it serves."""
     it = _service(system, changes=True)
     with _told():
         it.keeper.require()
@@ -110,7 +110,10 @@ def start(system: bool, as_json: bool) -> None:
 @for_system
 @terminal.as_json_option
 def stop(system: bool, as_json: bool) -> None:
-    """Stop the service until it is started again, or until the next login (--system: the next start of the machine)."""
+    """Stop the service until it is started again.
+
+    Or until the next login; with --system, the next start of the machine.
+    """
     it = _service(system, changes=True)
     with _told():
         it.keeper.require()

@@ -11,6 +11,7 @@ from pathlib import Path
 RING_LINES = 2000
 FILE_BYTES = 10 * 2**20
 FILES_KEPT = 3
+STAMP = "%Y-%m-%dT%H:%M:%S"
 LINE_BYTES = 8192
 """A longer line is cut: a child that prints its tensors must not fill the ring."""
 
@@ -31,7 +32,7 @@ class LogBook:
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
-        self._ring: deque[str] = deque(maxlen=RING_LINES)
+        self._ring: deque[tuple[str, str]] = deque(maxlen=RING_LINES)  # when, and what
         self._followers: list[Callable[[list[str]], None]] = []
         self._file = logging.handlers.RotatingFileHandler(
             log_file(directory, name), maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8", delay=True
@@ -56,10 +57,18 @@ class LogBook:
         self._add([line])
 
     def tail(self, lines: int) -> list[str]:
+        """The last lines as the process wrote them."""
+        return [line for _, line in self._last(lines)]
+
+    def stamped(self, lines: int) -> list[str]:
+        """The same as they are in the file, each after its time."""
+        return [f"{stamp} {line}" for stamp, line in self._last(lines)]
+
+    def _last(self, lines: int) -> list[tuple[str, str]]:
         return list(self._ring)[-lines:] if lines > 0 else []
 
     def follow(self, follower: Callable[[list[str]], None]) -> Callable[[], None]:
-        """Calls `follower` with every batch of new lines; the returned function ends it."""
+        """Calls `follower` with every batch of new lines, each after its time; the returned function ends it."""
         self._followers.append(follower)
         return lambda: self._followers.remove(follower) if follower in self._followers else None
 
@@ -69,12 +78,13 @@ class LogBook:
     def _add(self, lines: list[str]) -> None:
         if not lines:
             return
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
-        self._ring.extend(lines)
-        for line in lines:
-            self._file.emit(logging.makeLogRecord({"msg": f"{stamp} {line}"}))
+        stamp = time.strftime(STAMP)
+        self._ring.extend((stamp, line) for line in lines)
+        written = [f"{stamp} {line}" for line in lines]
+        for line in written:
+            self._file.emit(logging.makeLogRecord({"msg": line}))
         for follower in list(self._followers):
-            follower(lines)
+            follower(written)
 
 
 class BookHandler(logging.Handler):

@@ -19,6 +19,7 @@ import zmq
 from supervisor import hardware, ipc, policy
 from supervisor import slot_events as slots
 from supervisor.admin import Admin
+from supervisor.catalog import GET_ONE_IN
 from supervisor.census import Census
 from supervisor.control import Control
 from supervisor.explaining import Explaining
@@ -128,6 +129,8 @@ class Supervisor:
         self.staff.start()
         for warning in self.warnings:
             log.warning("%s", warning)
+        known = len(self.roster.catalog.models)
+        log.info("%d models: omlxctl models lists them", known) if known else log.info("no models yet: %s", GET_ONE_IN)
         self._preload()
         try:
             await self._leave.wait()

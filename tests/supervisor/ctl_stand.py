@@ -23,7 +23,16 @@ Script = Callable[[dict[str, object]], Iterator["Step"]]
 Step = dict[str, object] | tuple[str, str] | None
 """A dict is a note, the last one the result; a tuple is (code, message); None leaves the call unanswered."""
 
-SLOT = SlotStatus(id="tiny", path="/m/tiny", state="ready", context=512, weights_bytes=3 << 20, pid=41, charged_bytes=2 << 30)
+SLOT = SlotStatus(
+    id="tiny",
+    path="/m/tiny",
+    state="ready",
+    context=512,
+    weights_bytes=3 << 20,
+    pid=41,
+    charged_bytes=2 << 30,
+    measured_bytes=3 << 29,
+)
 STATUS = ServerStatus(
     version="0.1.0",
     build="0.1.0",

@@ -50,6 +50,14 @@ def test_a_hub_download_of_nothing_is_passed_over_with_the_reason(tmp_path: Path
     assert reasons(scan([tmp_path])) == dict.fromkeys(("models--o--m", "models--o--n"), "its download has no snapshot")
 
 
+def test_a_model_that_is_registered_and_in_a_directory_that_is_served_is_one_model(tmp_path: Path) -> None:
+    there = model(tmp_path / "all" / "m")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "m").symlink_to(there)
+    catalog = scan([tmp_path / "own", tmp_path / "all"])
+    assert ids(catalog) == ["m"] and catalog.skipped == ()
+
+
 def test_the_first_of_two_models_with_one_name_wins_and_the_other_is_named(tmp_path: Path) -> None:
     first, second = model(tmp_path / "a" / "m", hidden_size=64), model(tmp_path / "b" / "m", hidden_size=128)
     catalog = scan([tmp_path / "a", tmp_path / "b"])

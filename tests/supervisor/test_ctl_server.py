@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ import click
 import pytest
 
 from supervisor import ctl
+from supervisor.ctl_group import ELSEWHERE
 from supervisor.logs import LogBook
 from supervisor.protocol import ServerStatus, SlotStatus
 from supervisor.settings_load import Loaded
@@ -90,6 +92,11 @@ def test_status_shows_address_memory_models_and_warnings(shell: Shell, server: S
     assert "the fan is loud" in ran.err
 
 
+def test_a_server_without_models_says_how_to_get_one_in(shell: Shell, server: ScriptedSupervisor) -> None:
+    server.answers("status", plain_dict(ServerStatus(**plain_dict(STATUS) | {"models": []})))
+    assert "none yet; get one in with: omlxctl models add DIR" in shell("status").out
+
+
 def test_status_json_is_everything_the_server_said(shell: Shell, server: ScriptedSupervisor) -> None:
     assert json.loads(shell("status", "--json").out) == plain_dict(STATUS)
 
@@ -99,7 +106,8 @@ def test_ps_lists_loaded_and_failing_models_but_not_idle_ones(shell: Shell, serv
     loading = SlotStatus(id="big", path="/m/big", state="loading", pid=9, stage="weights", done=1, total=4)
     server.answers("status", plain_dict(ServerStatus(**plain_dict(STATUS) | {"models": [*STATUS.models, failing, loading]})))
     ran = shell("ps")
-    assert "tiny" in ran.out and "2.0 GiB" in ran.out
+    tiny = next(line for line in ran.out.splitlines() if line.startswith("tiny"))
+    assert ran.out.split()[:5] == ["NAME", "STATE", "PID", "GIVEN", "MEASURED"] and "2.0 GiB  1.5 GiB" in tiny
     assert "loading weights 25%" in ran.out
     assert "other" not in ran.out
     assert "it broke" in ran.err and "omlxctl logs bad" in ran.err
@@ -128,7 +136,8 @@ def test_stop_returns_when_the_server_has_gone(shell: Shell, server: ScriptedSup
     server.answers("stop", {})
     threading.Timer(0.4, server.release).start()
     started = time.monotonic()
-    assert shell("stop").status == 0
+    ran = shell("stop")
+    assert ran.status == 0 and ran.out.startswith("omlxd (pid ") and "has stopped" in ran.out
     assert 0.3 < time.monotonic() - started < 3
 
 
@@ -178,6 +187,24 @@ def test_every_exit_status_is_in_the_manual(shell: Shell) -> None:
 
 def test_an_unknown_command_is_a_usage_error(shell: Shell) -> None:
     assert shell("frobnicate").status == 2
+
+
+def test_what_other_tools_call_it_is_answered_with_our_word_for_it(shell: Shell) -> None:
+    known = {" ".join(words) for words, _ in commands(ctl.omlxctl)}
+    for theirs, ours in ELSEWHERE.items():
+        ran = shell(theirs, "anything")
+        assert ran.status == 2 and f"There is no command {theirs}; it is: omlxctl {ours}" in ran.err
+        named = (piece.removeprefix("omlxctl ") for piece in re.findall(r"omlxctl [a-z]+(?: [a-z]+)?", f"omlxctl {ours}"))
+        assert set(named) <= known, theirs
+
+
+def test_the_list_of_commands_holds_all_of_them_and_cuts_no_sentence_short(shell: Shell) -> None:
+    shell.patch.setenv("COLUMNS", "80")
+    for words in ((), ("models",), ("cache",), ("config",), ("service",)):
+        listed = shell(*words, "--help").out
+        assert "..." not in listed.replace("[ARGS]...", ""), words
+    top = shell("--help").out
+    assert all(f"\n  {name} " in top for name in ctl.omlxctl.commands)
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,14 @@ def test_memory_holds_the_last_lines_only(book: LogBook) -> None:
     book.feed(b"".join(b"%d\n" % n for n in range(RING_LINES + 100)))
     assert book.tail(RING_LINES * 2)[0] == "100"
     assert book.tail(2) == [str(RING_LINES + 98), str(RING_LINES + 99)]
-    assert book.tail(0) == [] and book.tail(-1) == []
+    assert book.tail(0) == [] and book.tail(-1) == [] and book.stamped(0) == []
 
 
 def test_the_file_has_every_line_with_its_time_under_a_name_without_slashes(book: LogBook, tmp_path: Path) -> None:
     book.feed(b"hello\n")
     book.close()
     [line] = log_file(tmp_path, "org/model").read_text().splitlines()
+    assert book.stamped(9) == [line], "from memory it reads as from the file"
     stamp, text = line.split(" ", 1)
     assert text == "hello"
     assert abs(time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S")) - time.time()) < 5
@@ -86,7 +87,7 @@ def test_a_follower_gets_new_lines_until_it_stops(book: LogBook) -> None:
     stop()
     stop()
     book.say("after")
-    assert heard == ["a", "b"]
+    assert heard == book.stamped(3)[:2] and [line.split(" ", 1)[1] for line in heard] == ["a", "b"]
 
 
 def test_the_supervisors_own_records_are_lines_too(book: LogBook) -> None:
