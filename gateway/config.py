@@ -22,7 +22,7 @@ class GatewayConfig:
     header_patience_s: float = 5.0
     """A stream's status is sent after this long even if the worker has not accepted the request yet."""
     keepalive_s: float = 10.0
-    """Longest silence on a stream; the strictest client seen gives up after 300 s."""
+    """Longest silence on a stream, the strictest client seen gives up after 300 s; 0: any."""
     default_model: str | None = None
     """What a request that names no model gets."""
     model_fallback: bool = False

@@ -47,7 +47,7 @@ class Desk:
 
     @property
     def pace(self) -> Pace:
-        return Pace(self.config.header_patience_s, self.config.keepalive_s)
+        return Pace(self.config.header_patience_s, self.config.keepalive_s or None)
 
     @property
     def fingerprint(self) -> str:

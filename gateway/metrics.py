@@ -154,11 +154,13 @@ def _server(server: ServerStatus) -> Iterator[Metric]:
 
 def _models(models: Sequence[SlotStatus]) -> Iterator[Metric]:
     state = GaugeMetricFamily("omlxd_model_state", "1 for the state of now.", labels=["model", "state"])
+    loads = CounterMetricFamily("omlxd_model_loads", "Workers started for it.", labels=["model"])
     restarts = CounterMetricFamily("omlxd_model_restarts", "Workers that ended unasked.", labels=["model"])
     for model in models:
         _add_one_hot(state, [model.id], STATES, model.state)
+        loads.add_metric([model.id], model.gen)
         restarts.add_metric([model.id], model.restarts)
-    yield from (state, restarts)
+    yield from (state, loads, restarts)
     for fact in MODEL:
         family = GaugeMetricFamily(fact.name, fact.text, labels=["model"])
         for model in models:

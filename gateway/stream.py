@@ -32,7 +32,12 @@ class Chunks(Protocol):
 @dataclass(frozen=True, slots=True)
 class Pace:
     header_patience_s: float
-    keepalive_s: float
+    keepalive_s: float | None
+    """None: silence is not filled."""
+
+    def left_s(self, written_at: float) -> float | None:
+        """Until silence has lasted too long."""
+        return None if self.keepalive_s is None else max(0.0, written_at + self.keepalive_s - time.monotonic())
 
 
 async def stream(request: web.Request, answer: Answer, chunks: Chunks, pace: Pace) -> web.StreamResponse:
@@ -45,7 +50,7 @@ async def stream(request: web.Request, answer: Answer, chunks: Chunks, pace: Pac
     written_at = time.monotonic()
     while True:
         data, error = _render(updates, chunks)
-        if not data and time.monotonic() - written_at >= pace.keepalive_s:
+        if not data and pace.left_s(written_at) == 0:
             data = chunks.keep_alive()
         if data:
             await response.write(data)
@@ -56,7 +61,7 @@ async def stream(request: web.Request, answer: Answer, chunks: Chunks, pace: Pac
         if not answer.unfinished:
             await response.write(chunks.closing())
             break
-        updates = await answer.take(max(0.0, written_at + pace.keepalive_s - time.monotonic()))
+        updates = await answer.take(pace.left_s(written_at))
     await response.write_eof()
     return response
 

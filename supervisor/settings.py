@@ -85,7 +85,7 @@ class ServerSettings:
         5.0, "seconds until a stream's headers go out before its outcome is known", real(0, 600), applies="live", flag=None
     )
     keepalive_s: float = _leaf(
-        10.0, "seconds of silence after which a stream gets a keep-alive", real(0.1, 600), applies="live", flag=None
+        10.0, "seconds of silence after which a stream gets a keep-alive; 0: never", real(0, 600), applies="live", flag=None
     )
     stay_awake: bool = _leaf(
         True, "keep the machine from falling asleep by itself while requests run or wait", switch, applies="live"

@@ -62,7 +62,9 @@ async def test_the_page_lists_exactly_what_is_exported(stand: Stand) -> None:
 
 
 async def test_server_models_and_workers_show_their_numbers(stand: Stand) -> None:
-    loaded = slot("org/tiny", slow="no OpenBLAS", charged_bytes=11, measured_bytes=12, waiting=1, restarts=2, beat=plain(BEAT))
+    loaded = slot(
+        "org/tiny", slow="no OpenBLAS", charged_bytes=11, measured_bytes=12, waiting=1, restarts=2, gen=9, beat=plain(BEAT)
+    )
     await stand.start(models=[loaded, slot("other", state="failed", usable=False)])
     stand.supervisor.more = {
         "charged_bytes": 21, "reserve_bytes": 22, "measured_bytes": 23, "pressure": "hard", "warnings": ["a", "b"],
@@ -81,7 +83,13 @@ async def test_server_models_and_workers_show_their_numbers(stand: Stand) -> Non
     assert [state for state in STATES if found["omlxd_model_state", "other", state]] == ["failed"]
     assert (found["omlxd_model_slow", "org/tiny"], found["omlxd_model_slow", "other"]) == (1, 0)
     assert (found["omlxd_model_usable", "org/tiny"], found["omlxd_model_usable", "other"]) == (1, 0)
-    for name, value in (("charged_bytes", 11), ("measured_bytes", 12), ("queued", 1), ("restarts_total", 2)):
+    for name, value in (
+        ("charged_bytes", 11),
+        ("measured_bytes", 12),
+        ("queued", 1),
+        ("restarts_total", 2),
+        ("loads_total", 9),
+    ):
         assert found[f"omlxd_model_{name}", "org/tiny"] == value
     worker = {"running": 2, "waiting": 3, "parked": 1, "parks_total": 5, "kv_bytes": 100, "hot_bytes": 200}
     for name, value in worker.items():

@@ -164,6 +164,12 @@ async def test_silence_is_filled_with_empty_chunks_of_the_same_stream(stand: Sta
     assert all(chunk["id"] == chunks[0]["id"] and chunk["model"] == "tiny" for chunk in fillers)
 
 
+async def test_fillers_can_be_turned_off_for_clients_that_stumble_over_them(stand: Stand) -> None:
+    await stand.start(says("a", "b", gap_s=0.5), settings={"keepalive_s": 0})
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in (await stand.chat_stream())[:-1]]
+    assert {"content": ""} not in deltas and {"content": "b"} in deltas
+
+
 async def test_a_busy_stream_gets_no_filler(stand: Stand) -> None:
     await stand.start(says(*"abcdefgh", gap_s=0.1), settings={"keepalive_s": 0.4})
     deltas = [json.loads(event)["choices"][0]["delta"] for event in (await stand.chat_stream())[:-1]]

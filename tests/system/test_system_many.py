@@ -90,6 +90,8 @@ def test_two_models_share_a_budget_for_one_and_nobody_is_cut(slow: Path) -> None
         assert max(sum(sample.values()) for sample in samples) <= 1000 * MIB
         loads = spawned(server)
         assert loads.total() - 1 <= 4, f"{loads}: too many swaps"
+        told = [line for line in server.get("/metrics").body.decode().splitlines() if "omlxd_model_loads_total{" in line]
+        assert sum(float(line.split()[-1]) for line in told) == loads.total(), "swaps are reported"
         assert server.status()["charged_bytes"] <= 1000 * MIB
 
 
