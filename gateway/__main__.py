@@ -21,6 +21,7 @@ from gateway.app import make_app
 from gateway.control import Control
 from gateway.desk import Desk
 from gateway.http_log import quiet_server_log
+from gateway.in_hand import InHand
 from gateway.link import Link
 from gateway.presence import Presence
 from gateway.records import Records
@@ -51,6 +52,7 @@ async def run(args: ChildArgs, http: socket.socket) -> None:
         workers = Workers(Path(assign.data_endpoints[0].removeprefix("ipc://")), context)
         link = Link(control, workers, records)
         await control.watch(link)
+    in_hand = InHand(records, control.beat)
     presence = Presence()
     runner = web.AppRunner(
         make_app(Desk(control, link, records, tallies), presence),
@@ -64,7 +66,7 @@ async def run(args: ChildArgs, http: socket.socket) -> None:
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
     log.info("serving as %s", args.identity)
-    background = [asyncio.create_task(presence.probe_forever()), asyncio.create_task(_beat(control, link))]
+    background = [asyncio.create_task(presence.probe_forever()), asyncio.create_task(_beat(in_hand))]
     await control.stopped.wait()
     log.info("stopping")
     await _end(runner, link)
@@ -76,9 +78,9 @@ async def run(args: ChildArgs, http: socket.socket) -> None:
     context.term()
 
 
-async def _beat(control: Control, link: Link) -> None:
+async def _beat(in_hand: InHand) -> None:
     while True:
-        control.beat(link.inflight)
+        in_hand.say()
         await asyncio.sleep(BEAT_EVERY_S)
 
 

@@ -42,6 +42,10 @@ class Answer:
         """Where the time of the whole went."""
         return self._record.summary(time.monotonic()).body()
 
+    def sent(self, now: float) -> None:
+        """The client has taken some of it."""
+        self._record.moved_at = now
+
     async def take(self, timeout_s: float | None = None) -> list[Update]:
         """As `Inbox.take`; keeps count of the choices that are still going."""
         updates = await self.inbox.take(timeout_s)

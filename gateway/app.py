@@ -1,5 +1,6 @@
 """The HTTP application: routes, and what happens to every request before and after its handler."""
 
+import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -61,9 +62,18 @@ async def recorded(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         response = await handler(request)
         record.status = response.status
+        if request.method not in _READS:
+            await _sent(request, response)
         return response
     finally:
         records.handled(record)
+
+
+async def _sent(request: web.Request, response: web.StreamResponse) -> None:
+    """To its last byte: the record of a request is open until its client has been given everything."""
+    with contextlib.suppress(ConnectionError):  # the client has left: the server finds that out once more by itself
+        await response.prepare(request)
+        await response.write_eof()
 
 
 @web.middleware

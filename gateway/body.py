@@ -4,6 +4,7 @@ The content type is not looked at: curl calls a body form-encoded unless told ot
 """
 
 import asyncio
+import time
 import zlib
 from typing import cast
 
@@ -11,6 +12,7 @@ import pydantic_core
 from aiohttp import web
 
 from gateway.config import GatewayConfig
+from gateway.desk import RECORD
 from gateway.errors import ApiError, InvalidRequest
 
 
@@ -33,6 +35,7 @@ async def _read(request: web.Request, limit_bytes: int) -> bytes:
         raise _too_large(f"The body is larger than {limit_bytes} bytes.")
     data = bytearray()
     async for block in request.content.iter_any():
+        request[RECORD].moved_at = time.monotonic()
         data += block
         if len(data) > limit_bytes:
             raise _too_large(f"The body is larger than {limit_bytes} bytes.")

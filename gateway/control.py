@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import msgspec
@@ -91,8 +91,8 @@ class Control:
     def release(self, lease: str, outcome: str, prompt_tokens: int = 0, completion_tokens: int = 0) -> None:
         self._send(Release(lease=lease, outcome=outcome, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens))
 
-    def beat(self, inflight: int) -> None:
-        self._send(GatewayBeat(inflight=inflight))
+    def beat(self, inflight: int, models: Collection[str]) -> None:
+        self._send(GatewayBeat(inflight=inflight, models=sorted(models)))
 
     async def call(self, verb: str, args: Mapping[str, object]) -> Reply:
         """One admin verb of the supervisor, however long it takes."""

@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gateway.timings import Summary, summary_of
@@ -42,6 +42,8 @@ class Record:
     status: int | None = None
     code: str = ""
     """Of the error that it was answered with."""
+    moved_at: float = 0.0
+    """When its client last gave or took a part of a body."""
     answers: list[Trace] = field(default_factory=list[Trace])
     handled: bool = False
     over_at: float | None = None
@@ -90,6 +92,13 @@ class Records:
         self._open: dict[Record, None] = {}
         """In order; not in the ring yet, so that nothing which runs is pushed out of it."""
         self._answers = 0
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when one of `open` has come, gone, or got a model."""
+
+    @property
+    def open(self) -> Iterable[Record]:
+        """Those that ask for something and are not over."""
+        return self._open
 
     def begin(self, method: str, path: str, client_id: str, route: str = "") -> Record:
         """Only what asks for something is kept; looking is not."""
@@ -97,6 +106,7 @@ class Records:
         record = Record(f"req_{secrets.token_hex(12)}", safe(client_id), what, time.monotonic(), time.time(), route)
         if method == "POST":
             self._open[record] = None
+            self.on_change()
         return record
 
     def find(self, rid: str) -> list[dict[str, object]]:
@@ -105,6 +115,7 @@ class Records:
 
     def named(self, record: Record, model: str) -> None:
         record.model = model
+        self.on_change()
 
     def handled(self, record: Record) -> None:
         """Its handler has ended; a worker may still be at it."""
@@ -131,6 +142,7 @@ class Records:
         record.over_at = time.monotonic()
         log.info("%s", record.line())
         self._on_over(record)
+        self.on_change()
         self._answers += len(record.answers)
         while len(self._kept) > KEPT or self._answers > KEPT_ANSWERS:
             self._answers -= len(self._kept.popleft().answers)

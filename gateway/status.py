@@ -15,5 +15,10 @@ async def health(request: web.Request) -> web.Response:
 async def api_status(request: web.Request) -> web.Response:
     desk = request.app[DESK]
     server = await desk.status()
-    gateway = {"identity": desk.identity, "inflight": desk.link.inflight, "ignored_fields": dict(desk.ignored_fields)}
+    gateway = {
+        "identity": desk.identity,
+        "requests": len(list(desk.records.open)),
+        "inflight": desk.link.inflight,
+        "ignored_fields": dict(desk.ignored_fields),
+    }
     return json_response({**server, "gateway": gateway})

@@ -55,6 +55,7 @@ async def stream(request: web.Request, answer: Answer, chunks: Chunks, pace: Pac
         if data:
             await response.write(data)
             written_at = time.monotonic()
+            answer.sent(written_at)
         if error is not None:
             await response.write(chunks.error(error))
             break

@@ -35,6 +35,17 @@ class LeaseShell(Protocol):
 class Leases:
     def __init__(self, shell: LeaseShell) -> None:
         self._shell = shell
+        self._beats: dict[str, GatewayBeat] = {}
+        """The last one of every gateway that lives."""
+
+    @property
+    def in_hand(self) -> int:
+        """Requests of clients that gateways have not done with, whether they hold a lease or not."""
+        return sum(beat.inflight for beat in self._beats.values())
+
+    def gateway_lost(self, gateway: str) -> None:
+        self._beats.pop(gateway, None)
+        self._shell.happened(slots.GatewayLost(gateway))
 
     def take(self, gateway: str, message: FromGateway) -> None:
         match message:
@@ -45,7 +56,7 @@ class Leases:
             case Release():
                 self._shell.happened(slots.Release(message.lease, message.outcome == OK))
             case GatewayBeat():
-                pass  # that it came is what it says
+                self._heard(gateway, message)
 
     def tell(self, effect: ToGateway) -> None:
         message: Message
@@ -59,6 +70,12 @@ class Leases:
             case slots.Lost():
                 message = Lost(lease=effect.lease, rid=effect.rid, code=effect.code, message=effect.message)
         self._shell.send(effect.gateway.encode(), message)
+
+    def _heard(self, gateway: str, beat: GatewayBeat) -> None:
+        """Most say nothing but that it lives."""
+        before, self._beats[gateway] = self._beats.get(gateway), beat
+        if before is None or (bool(before.inflight), before.models) != (bool(beat.inflight), beat.models):
+            self._shell.happened(slots.ClientsServed(gateway, frozenset(beat.models)))
 
     def _acquire(self, gateway: str, message: Acquire) -> None:
         """Only models of the catalog get as far as the machine, which also knows imports as slots."""

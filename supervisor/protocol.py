@@ -542,8 +542,13 @@ class Release(Message, frozen=True, kw_only=True):
 
 
 class GatewayBeat(Message, frozen=True, kw_only=True):
+    """Every second, and at once when a first request came, a last one went, or `models` changed."""
+
     KIND = "gateway_beat"
     inflight: int
+    """Requests of clients that are not over: also those that have no lease yet, or only have to be read."""
+    models: list[str] = []
+    """What they are for: a client may still read what its model has finished."""
 
 
 class Queued(Message, frozen=True, kw_only=True):

@@ -39,8 +39,8 @@ outcome. `omlxctl config set models.my-model.temperature 0.2` writes one, once t
   the next request on `my-model` has those defaults, by the worker that is there. `omlxctl apply my-model --none` takes it back.
 - `adapters` names LoRA adapters for the model: `{"adapters": {"style": "~/adapters/style"}}` is served as `my-model+style`.
   [model-options.md](model-options.md) says what they share with their base.
-- `ttl_s` counts from the end of a model's last request. `pinned` models have none; `omlxctl pin` and `unpin` go before this
-  setting until the server ends.
+- `ttl_s` counts from the last byte that a client of the model was sent. `pinned` models have none; `omlxctl pin` and `unpin`
+  go before this setting until the server ends.
 """
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import zmq
 
-from supervisor import hardware, ipc, policy
+from supervisor import handover, hardware, ipc, policy
 from supervisor import slot_events as slots
 from supervisor.admin import Admin
 from supervisor.catalog import GET_ONE_IN
@@ -122,6 +122,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.leave)
         loop.add_signal_handler(signal.SIGHUP, self._hung_up, os.isatty(2))
+        handover.heed_signals()
         background = [
             asyncio.create_task(work) for work in (self._chores(), self.store.keep(), self.meters.keep(), self.memory.keep())
         ]
@@ -138,6 +139,8 @@ class Supervisor:
             for task in background:
                 task.cancel()
             await self._shut_down()
+        if self.restarting.again is not None:
+            await handover.hold_signals()
         return End(self._exit_code, self.restarting.again)
 
     def _hung_up(self, had_terminal: bool) -> None:
@@ -145,7 +148,7 @@ class Supervisor:
         if had_terminal and not os.isatty(2):
             log.info("the terminal is gone")
             self.leave()
-        else:
+        elif not self._leave.is_set():
             self.admin.reload()
 
     def leave(self) -> None:
@@ -218,12 +221,13 @@ class Supervisor:
             self._set_timer()
         if self.machine.stopped:
             self._machine_stopped.set()
-        self.awake.demand(self.machine.demand)
+        self.awake.demand(0 if self._leave.is_set() else max(self.machine.demand, self.leases.in_hand))
         self.restarting.look()
 
     @property
     def quiet(self) -> bool:
-        return self.machine.quiet
+        """Nobody would miss anything if the server started again now; one that is about to end does not."""
+        return self.machine.quiet and not self.leases.in_hand and not self._leave.is_set()
 
     def other_build(self, other: str, model: str | None = None, gen: int = 0) -> bool:
         return self.restarting.other_build(other, model, gen)
@@ -309,7 +313,7 @@ class Supervisor:
     def attendant_lost(self, identity: str) -> None:
         self.feed.forget(identity.encode())
         if identity.startswith("g."):
-            self.happened(slots.GatewayLost(identity))
+            self.leases.gateway_lost(identity)
             self.fleet.gateway_lost(identity)
             self.send(self.staff.identity("text"), GatewayLost(gateway=identity))
         elif identity.startswith("j."):

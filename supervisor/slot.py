@@ -16,6 +16,7 @@ from supervisor.slot_events import (
     Abandon,
     Acquire,
     BudgetView,
+    ClientsServed,
     Effect,
     Event,
     GatewayLost,
@@ -134,6 +135,8 @@ class Machine:
                 self._board.release(event.lease, event.ok)
             case GatewayLost():
                 self._gateway_lost(event.gateway)
+            case ClientsServed():
+                self._serve(event.gateway, event.models)
             case ModelsChanged():
                 self._models_changed(event.models)
             case LoadRequested():
@@ -271,6 +274,16 @@ class Machine:
             for lease in tuple(slot.worker.leases.values()) if slot.worker else ():
                 if lease.gateway == gateway:
                     board.release(lease.lease, ok=False)
+        self._serve(gateway, frozenset())
+
+    def _serve(self, gateway: str, models: frozenset[str]) -> None:
+        """A model is in use until its clients have been sent everything, which may be long after its worker was done."""
+        for slot in self._board.slots.values():
+            if slot.model in models:
+                slot.serving.add(gateway)
+            elif gateway in slot.serving:
+                slot.serving.remove(gateway)
+                slot.last_used = self._board.now
 
     def _hold(self, event: SpawnsHeld) -> None:
         board = self._board

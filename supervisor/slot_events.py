@@ -227,6 +227,14 @@ class GatewayLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientsServed:
+    """These are the models whose clients this gateway has to do with: some may only have to read what is finished."""
+
+    gateway: str
+    models: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed `Machine.next_deadline()`."""
 
@@ -258,6 +266,7 @@ SlotEvent = (
     | WorkerEvent
     | MemoryRead
     | GatewayLost
+    | ClientsServed
     | Tick
     | SpawnsHeld
     | Shutdown

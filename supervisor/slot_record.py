@@ -97,6 +97,7 @@ class Slot:
     load_calls: list[LoadCall] = field(default_factory=list[LoadCall])
     unload_calls: list[str] = field(default_factory=list[str])
     last_used: float = 0.0
+    serving: set[str] = field(default_factory=set[str])  # gateways that have clients of this model, with a lease or without
     granted_seq: int = 0  # when it was last granted a lease, in the order of arrivals and grants
     measured_bytes: int = 0  # the most a worker of this load key proved to need
     oom_deaths: list[float] = field(default_factory=list[float])

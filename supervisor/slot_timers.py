@@ -52,7 +52,7 @@ def _alarms(slot: Slot, timers: Timers) -> Iterator[tuple[float, Alarm]]:
             yield worker.progress_at + timers.load_stall_s, Alarm.LOAD_STALL
         case SlotState.READY | SlotState.DRAINING:
             yield from _liveness(worker, timers)
-            if slot.idle and not slot.pinned and slot.cost.ttl_s is not None:
+            if slot.idle and not slot.serving and not slot.pinned and slot.cost.ttl_s is not None:
                 yield slot.last_used + slot.cost.ttl_s, Alarm.TTL
             if worker.drain_until is not None:
                 yield worker.drain_until, Alarm.DRAIN

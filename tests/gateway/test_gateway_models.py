@@ -138,7 +138,7 @@ async def test_status_shows_the_server_and_what_the_gateway_is_doing(stand: Stan
     async with running, stand.http.get("/api/status") as response:
         body = await response.json()
     assert body["version"] == "1.2.3" and (body["models"][0]["charged_bytes"], body["models"][0]["leases"]) == (5, 1)
-    assert body["gateway"] == {"identity": "g.1", "inflight": 1, "ignored_fields": {}}
+    assert body["gateway"] == {"identity": "g.1", "requests": 1, "inflight": 1, "ignored_fields": {}}
 
 
 async def test_health_is_quick_while_many_streams_run(stand: Stand) -> None:

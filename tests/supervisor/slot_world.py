@@ -20,6 +20,7 @@ from supervisor.slot_events import (
     Acquire,
     AskStop,
     CallDone,
+    ClientsServed,
     Effect,
     GatewayLost,
     Granted,
@@ -92,6 +93,7 @@ class World(RuleBasedStateMachine):
         self.waiting: dict[str, tuple[str, str]] = {}  # rid -> gateway, model
         self.deadlines: dict[str, float] = {}  # rid -> when its sender no longer wants it
         self.leases: dict[str, tuple[str, str, str]] = {}  # lease -> rid, gateway, model
+        self.served: dict[str, frozenset[str]] = {}  # gateway -> models whose clients it has in its hands
         self.gone: set[str] = set()  # rids whose requester no longer expects an answer
         self.asked: set[str] = set()
         self.answers: Counter[str] = Counter()
@@ -125,6 +127,9 @@ class World(RuleBasedStateMachine):
                 assert dead, "only a death loses a lease"
             if isinstance(effect, AskStop) and effect.reason in GENTLE:
                 assert effect.model not in lost_models, f"{effect.reason} cost a running request"
+            if isinstance(effect, AskStop) and effect.reason.startswith("idle for"):
+                assert not any(effect.model in models for models in self.served.values()), "a client still reads"
+                assert not any(model == effect.model for _, model in self.waiting.values()), "a client waits"
         deadline = self.machine.next_deadline()
         assert deadline is None or deadline > self.now, "a deadline in the past would spin the shell"
         for due in (self.deadlines[rid] for rid in self.waiting if rid in self.deadlines):
@@ -195,6 +200,7 @@ class World(RuleBasedStateMachine):
             del self.waiting[rid]
             self.gone.add(rid)
         self.leases = {lease: held for lease, held in self.leases.items() if held[1] != gateway}
+        self.served.pop(gateway, None)
 
     def next(self, kind: str) -> str:
         self.serial += 1
@@ -259,6 +265,11 @@ class World(RuleBasedStateMachine):
         del self.leases[lease]
         for _ in range(1 + twice):
             self.do(Release(lease, ok))
+
+    @rule(gateway=st.sampled_from(GATEWAYS), models=st.frozensets(st.sampled_from((*MODELS, "unknown"))))
+    def clients_are_served(self, gateway: str, models: frozenset[str]) -> None:
+        self.served[gateway] = models
+        self.do(ClientsServed(gateway, models))
 
     @rule(gateway=st.sampled_from(GATEWAYS))
     def gateway_dies(self, gateway: str) -> None:

@@ -8,7 +8,9 @@ from supervisor.slot_events import (
     Abandon,
     AskStop,
     CallDone,
+    ClientsServed,
     Event,
+    GatewayLost,
     Granted,
     Kill,
     LoadRequested,
@@ -69,6 +71,29 @@ def test_a_load_by_name_counts_as_a_use() -> None:
     stage.do(LoadRequested("a", "c1"))
     assert not only(stage.wait(59), AskStop)
     assert only(stage.wait(2), AskStop)
+
+
+def test_a_time_to_live_runs_from_the_last_byte_a_client_was_sent() -> None:
+    stage = Stage([IDLER])
+    stage.ready_model("a")
+    stage.do(ClientsServed("g.1", frozenset({"a", "unknown"})))
+    stage.acquire("r1", "a")
+    stage.release("r1")
+    assert not only(stage.wait(500), AskStop), "somebody still reads the answer"
+    stage.do(ClientsServed("g.2", frozenset({"a"})))
+    stage.do(ClientsServed("g.1", frozenset()))
+    assert not only(stage.wait(500), AskStop), "somebody else does"
+    stage.do(GatewayLost("g.2"))
+    assert not only(stage.wait(59), AskStop)
+    assert one(stage.wait(2), AskStop).reason == "idle for 60 s"
+
+
+def test_a_model_whose_answer_is_still_read_makes_room_for_others() -> None:
+    stage = Stage([IDLER, ModelCost("b", 6)])
+    stage.ready_model("a")
+    stage.do(ClientsServed("g.1", frozenset({"a"})))
+    stage.wait(20)
+    assert one(stage.acquire("r1", "b"), AskStop).model == "a", "its worker is not needed for that"
 
 
 def test_a_time_to_live_that_is_set_later_holds_at_once() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import tarfile
 import time
@@ -11,6 +12,22 @@ from pathlib import Path
 import pytest
 
 from tests.stands.server import OMLXCTL, Server, running
+
+LARGE = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 250,
+    "n": 8,
+    "logprobs": True,
+    "top_logprobs": 20,
+}
+"""More than a megabyte, most of it numbers."""
+
+
+def only_read(server: Server) -> bool:
+    status = server.get("/api/status").json()
+    held = (status["gateway"]["requests"], status["gateway"]["inflight"])
+    return status["models"][0]["state"] == "ready" and held == (1, 0)
 
 
 def configure(server: Server, settings: object) -> None:
@@ -42,6 +59,29 @@ def test_a_time_to_live_never_ends_a_running_request(tiny: Path) -> None:
         assert answer.status == 200 and answer.json()["usage"]["completion_tokens"] == 400
         server.wait_for(lambda: state(server) == "idle", 10, "it is unloaded afterwards")
         assert server.chat("tiny", "hello", max_tokens=4).status == 200
+
+
+def test_a_time_to_live_runs_from_the_last_byte_that_was_sent(tiny: Path) -> None:
+    with running({"tiny": tiny}, {"models": {"tiny": {"ttl_s": 0.5}}}) as server:
+        body = json.dumps(LARGE).encode()
+        with socket.socket() as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            link.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536
+            )  # small segments make for small buffers at the server, too
+            link.settimeout(60)
+            link.connect(("127.0.0.1", server.port))
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+            link.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            server.wait_for(lambda: only_read(server), 60, "the worker is done, and its client is not")
+            pid = server.pid_of("tiny")
+            time.sleep(2)
+            assert server.pid_of("tiny") == pid and state(server) == "ready", "its client has not got the answer yet"
+            taken = 0
+            while data := link.recv(1 << 20):
+                taken += len(data)
+            assert taken > 1 << 20
+        server.wait_for(lambda: state(server) == "idle", 10, "it is unloaded afterwards")
 
 
 def test_a_pinned_model_is_loaded_again_after_a_crash(tiny: Path) -> None:

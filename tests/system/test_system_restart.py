@@ -4,10 +4,15 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.stands.clients import Streamed, stream
 from tests.stands.server import Server, home_with, running
@@ -94,32 +99,90 @@ def test_a_stop_in_the_middle_of_a_restart_is_a_stop(tiny: Path) -> None:
 def test_after_an_upgrade_nothing_is_loaded_and_with_the_last_answer_the_new_server_takes_over(
     tiny: Path, slow: Path, tmp_path: Path
 ) -> None:
-    shadow = tmp_path / "site"
-    shadow.mkdir()
-    path = os.pathsep.join([str(shadow), os.environ.get("PYTHONPATH", "")])
-    with home_with({"slow": slow, "other": tiny}) as home, ThreadPoolExecutor(1) as pool:
+    with _upgradable({"slow": slow, "other": tiny}, tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        server.ctl("load", "slow")
+        before = server.status()
+        _install(tmp_path / "site")
+        streamed = Streamed()
+        ended = pool.submit(stream, server, "slow", 300, streamed)
+        server.wait_for(lambda: streamed.tokens, 20, "the stream has begun")
+        refused = server.chat("other", "hello", max_tokens=2)
+        assert (refused.status, refused.error["code"]) == (503, "shutting_down"), refused
+        assert refused.headers["Retry-After"] == "2" and UPGRADED in refused.error["message"]
+        assert any("restart needed" in warning for warning in server.get("/api/status").json()["warnings"])
+        assert UPGRADED in server.ctl("status").stdout.split("restart needed: ")[1]
+        assert not ended.done()
+        assert ended.result(60).done and streamed.error is None
+        server.wait_for(lambda: _version(server) == UPGRADED, 30, "the new one has taken over")
+        after = server.status()
+        assert (after["pid"], after["port"], after["restart_needed"]) == (before["pid"], before["port"], "")
+        server.wait_for(lambda: server.get("/health").json()["version"] == UPGRADED, 20, "its gateway serves")
+        assert server.chat("other", "hello", max_tokens=2).status == 200
+
+
+def test_a_request_that_has_no_lease_yet_holds_the_restart_back(tiny: Path, tmp_path: Path) -> None:
+    with _upgradable({"tiny": tiny, "other": tiny}, tmp_path) as server:
+        server.ctl("load", "tiny")
+        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}).encode()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
+            head = f"POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+            link.sendall(head.encode() + body[:5])
+            server.wait_for(lambda: server.get("/api/status").json()["gateway"]["requests"] == 1, 20, "the gateway has it")
+            _install(tmp_path / "site")
+            assert server.chat("other", "hello", max_tokens=2).status == 503
+            assert server.status()["restart_needed"]
+            link.sendall(body[5:])
+            answer = link.makefile("rb").read()
+        assert b" 200 OK" in answer.splitlines()[0] and b"choices" in answer
+        server.wait_for(lambda: _version(server) == UPGRADED, 30, "the new one has taken over")
+
+
+def test_a_stop_while_a_restart_is_needed_is_a_stop(slow: Path, tiny: Path, tmp_path: Path) -> None:
+    with _upgradable({"slow": slow, "other": tiny}, tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        server.ctl("load", "slow")
+        streamed = Streamed()
+        ended = pool.submit(stream, server, "slow", 400, streamed)
+        server.wait_for(lambda: streamed.tokens, 20, "the stream has begun")
+        _install(tmp_path / "site")
+        assert server.chat("other", "hello", max_tokens=2).status == 503
+        assert server.status()["restart_needed"] and not ended.done()
+        assert server.stop() == 0
+        assert not ended.result(60).done and streamed.error
+        assert "in place" not in server.said().split("stopping")[-1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_signal_between_two_lives_of_the_process_is_for_the_second(tiny: Path) -> None:
+    with running({"tiny": tiny}) as server, ThreadPoolExecutor(1) as pool:
+        assert server.process is not None
+        restart = pool.submit(server.ctl, "restart")
+        server.wait_for(lambda: _blocks(server, signal.SIGHUP), 30, "the first life is over")
+        server.process.send_signal(signal.SIGHUP)
+        assert restart.result(60).returncode == 0
+        assert "settings reloaded" in server.ctl("logs", "omlxd").stdout
+        restart = pool.submit(server.ctl, "restart", check=False)
+        server.wait_for(lambda: _blocks(server, signal.SIGTERM), 30, "the second life is over")
+        assert server.stop() == 0, "which is how a service manager knows that it meant to go"
+        restart.result(60)
+
+
+def _blocks(server: Server, number: signal.Signals) -> bool:
+    assert server.process is not None
+    lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
+    blocked = next(line.split()[1] for line in lines if line.startswith("SigBlk:"))
+    return bool(int(blocked, 16) >> (number - 1) & 1)
+
+
+@contextmanager
+def _upgradable(models: dict[str, Path], place: Path) -> Iterator[Server]:
+    """A server under which `_install` can put another version."""
+    (place / "site").mkdir()
+    with home_with(models) as home:
         server = Server(home)
-        server.variables["PYTHONPATH"] = path
+        server.variables["PYTHONPATH"] = os.pathsep.join([str(place / "site"), os.environ.get("PYTHONPATH", "")])
         server.start()
         try:
-            server.ctl("load", "slow")
-            before = server.status()
-            _install(shadow)
-            streamed = Streamed()
-            ended = pool.submit(stream, server, "slow", 300, streamed)
-            server.wait_for(lambda: streamed.tokens, 20, "the stream has begun")
-            refused = server.chat("other", "hello", max_tokens=2)
-            assert (refused.status, refused.error["code"]) == (503, "shutting_down"), refused
-            assert refused.headers["Retry-After"] == "2" and UPGRADED in refused.error["message"]
-            assert any("restart needed" in warning for warning in server.get("/api/status").json()["warnings"])
-            assert UPGRADED in server.ctl("status").stdout.split("restart needed: ")[1]
-            assert not ended.done()
-            assert ended.result(60).done and streamed.error is None
-            server.wait_for(lambda: _version(server) == UPGRADED, 30, "the new one has taken over")
-            after = server.status()
-            assert (after["pid"], after["port"], after["restart_needed"]) == (before["pid"], before["port"], "")
-            server.wait_for(lambda: server.get("/health").json()["version"] == UPGRADED, 20, "its gateway serves")
-            assert server.chat("other", "hello", max_tokens=2).status == 200
+            yield server
         finally:
             server.stop()
 
