@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from supervisor import slot_events as slots
 from supervisor.build import build
 from supervisor.protocol import ServerStatus, SlotStatus
+from supervisor.slot_view import SlotView
 from supervisor.status import Clock, slot_status
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Overview:
         """Of a model of the catalog."""
         return self._model(model, next((view for view in self._supervisor.machine.view() if view.model == model), None))
 
-    def _model(self, model: str, view: slots.SlotView | None) -> SlotStatus:
+    def _model(self, model: str, view: SlotView | None) -> SlotStatus:
         roster = self._supervisor.roster
         entry = roster.catalog.get(model)
         assert entry is not None, "only models of the catalog have a status"

@@ -3,7 +3,7 @@
 from supervisor import budget, hardware, pressure
 from supervisor.settings import Settings
 from supervisor.settings_values import Size
-from supervisor.slot_events import Policy, Timers
+from supervisor.slot_rules import Policy, Timers
 
 
 def budget_sum(settings: Settings) -> budget.BudgetSum:

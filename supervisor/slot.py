@@ -15,7 +15,6 @@ from supervisor.slot_board import Board
 from supervisor.slot_events import (
     Abandon,
     Acquire,
-    BudgetView,
     ClientsServed,
     Effect,
     Event,
@@ -25,16 +24,13 @@ from supervisor.slot_events import (
     ModelCost,
     ModelsChanged,
     PinRequested,
-    Policy,
     Release,
     ResetRequested,
     Shutdown,
     SlotEvent,
     SlotState,
-    SlotView,
     SpawnsHeld,
     Tick,
-    Timers,
     UnloadRequested,
     WorkerBeat,
     WorkerEvent,
@@ -47,7 +43,9 @@ from supervisor.slot_events import (
 )
 from supervisor.slot_poison import POISON_MESSAGE, Verdict
 from supervisor.slot_record import Failure, LoadCall, Slot
+from supervisor.slot_rules import Policy, Timers
 from supervisor.slot_timers import gap_s, look_s, next_alarm
+from supervisor.slot_view import BudgetView, SlotView
 
 QUEUE_RETRY_S = 2.0  # a place in a full queue comes free with the next finished request
 GONE = Failure("model_not_found", "the model is no longer in the catalog")

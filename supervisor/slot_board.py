@@ -8,22 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from supervisor.pool import Ledger, Line, Waiter
-from supervisor.slot_events import (
-    CallDone,
-    Effect,
-    Event,
-    Granted,
-    Lost,
-    MemoryRead,
-    Policy,
-    QueuedAt,
-    Rejected,
-    SlotState,
-    SlotView,
-    Timers,
-)
+from supervisor.slot_events import CallDone, Effect, Event, Granted, Lost, MemoryRead, QueuedAt, Rejected, SlotState
 from supervisor.slot_poison import POISON_MESSAGE, Suspects, Verdict
 from supervisor.slot_record import Failure, Lease, Slot
+from supervisor.slot_rules import Policy, Timers
+from supervisor.slot_view import SlotView
 
 UNTOLD = (SlotState.IDLE, SlotState.READY, SlotState.FAILED)  # states nobody goes on waiting in
 

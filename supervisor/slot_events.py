@@ -1,4 +1,4 @@
-"""The contract between the slot machine and its shell: what can happen, what is to be done about it, what can be seen.
+"""The contract between the slot machine and its shell: what can happen, and what is to be done about it.
 
 Plain values only. The shell turns sockets, exits and clocks into events and effects into messages, processes and signals;
 nothing here knows how.
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from supervisor.budget import MIB
 from supervisor.pressure import Level
 
 
@@ -24,36 +23,6 @@ class SlotState(StrEnum):
     STOPPING = "stopping"
     BACKOFF = "backoff"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Timers:
-    hello_s: float = 20
-    load_stall_s: float = 120
-    beat_lost_s: float = 30
-    no_progress_s: float = 180
-    stop_s: float = 10
-    term_s: float = 3
-    unload_drain_s: float = 30
-    fair_wait_s: float = 20
-    min_resident_s: float = 10
-    crash_window_s: float = 300
-    crash_limit: int = 3
-    probe_after_s: float = 600
-    backoff_first_s: float = 1
-    backoff_max_s: float = 60
-    memory_back_s: float = 10
-    memory_wait_s: float = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    budget_bytes: int
-    max_queue: int = 64  # leases a model may have beyond what its worker runs at once
-    max_total: int | None = None  # leases of all models together; as many as `max_queue` requests may wait for one beyond them
-    weights_limit_bytes: int | None = None  # of the weights of all loaded models together
-    budget_detail: str = ""  # how budget_bytes came about, shown when a load is refused
-    noise_bytes: int = 32 * MIB  # of memory that is not back after an exit: other programs come and go
 
 
 # Events
@@ -403,41 +372,3 @@ class Event:
 
 ToProcess = Spawn | AskStop | Terminate | Kill | DumpStacks | TrimWorker | GrantMemory
 Effect = ToProcess | Granted | Rejected | QueuedAt | Lost | CallDone | Event | ReadMemory | Remember
-
-
-# What can be seen
-
-
-@dataclass(frozen=True, slots=True)
-class SlotView:
-    model: str
-    state: SlotState
-    gen: int
-    leases: int
-    waiting: int
-    stage: str
-    done: int
-    total: int
-    charged_bytes: int
-    measured_bytes: int
-    kv_granted_bytes: int
-    hot_granted_bytes: int
-    since: float
-    last_used: float
-    last_error: str
-    restarts: int
-    backoff_until: float | None
-    pinned: bool
-    max_inflight: int
-    shed: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetView:
-    budget_bytes: int  # now
-    charged_bytes: int
-    missing_bytes: int  # of workers that are gone, and not seen to be back
-    weights_bytes: int  # of all live workers
-    level: Level
-    because: str  # why there is pressure
-    detail: str  # how the budget came about, and why it is smaller now

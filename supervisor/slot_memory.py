@@ -11,16 +11,9 @@ from collections.abc import Iterator
 from supervisor import slot_shortage, slot_worker
 from supervisor.pressure import Level
 from supervisor.slot_board import Board
-from supervisor.slot_events import (
-    BudgetView,
-    Event,
-    GrantMemory,
-    MemoryRead,
-    SlotState,
-    TrimWorker,
-    WorkerWants,
-)
+from supervisor.slot_events import Event, GrantMemory, MemoryRead, SlotState, TrimWorker, WorkerWants
 from supervisor.slot_record import Slot, Worker
+from supervisor.slot_view import BudgetView
 
 TRIM_EVERY_S = 10.0
 HOT_REST_S = 10.0  # a hot cache that had to shrink does not grow again for so long

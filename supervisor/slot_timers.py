@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from supervisor.slot_events import SlotState, Timers
+from supervisor.slot_events import SlotState
 from supervisor.slot_record import Slot, Worker
+from supervisor.slot_rules import Timers
 
 DUMP_GRACE_S = 1.0  # for faulthandler to write the stacks before the kill
 LOOKS_PER_BEAT_LOST = 6

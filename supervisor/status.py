@@ -8,7 +8,7 @@ from supervisor.defaults import Default, longest_answer
 from supervisor.fleet import WorkerProcess
 from supervisor.protocol import Ready, SlotStatus, plain
 from supervisor.settings import ModelSettings
-from supervisor.slot_events import SlotView
+from supervisor.slot_view import SlotView
 
 
 @dataclass(frozen=True, slots=True)

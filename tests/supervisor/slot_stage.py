@@ -12,18 +12,17 @@ from supervisor.slot_events import (
     Granted,
     ModelCost,
     ModelsChanged,
-    Policy,
     Release,
     SlotEvent,
     SlotState,
-    SlotView,
     Tick,
-    Timers,
     WorkerBeat,
     WorkerExited,
     WorkerHello,
     WorkerReady,
 )
+from supervisor.slot_rules import Policy, Timers
+from supervisor.slot_view import SlotView
 
 T = TypeVar("T")
 

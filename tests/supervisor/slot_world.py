@@ -32,7 +32,6 @@ from supervisor.slot_events import (
     ModelCost,
     ModelsChanged,
     PinRequested,
-    Policy,
     QueuedAt,
     ReadMemory,
     Rejected,
@@ -44,7 +43,6 @@ from supervisor.slot_events import (
     Spawn,
     Terminate,
     Tick,
-    Timers,
     TrimWorker,
     UnloadRequested,
     WorkerBeat,
@@ -56,6 +54,7 @@ from supervisor.slot_events import (
     WorkerReady,
     WorkerWants,
 )
+from supervisor.slot_rules import Policy, Timers
 
 BUDGET = 10
 TIMERS = Timers()

@@ -16,7 +16,6 @@ from supervisor.slot_events import (
     ResetRequested,
     SlotState,
     Spawn,
-    Timers,
     UnloadRequested,
     WorkerBeat,
     WorkerExited,
@@ -24,6 +23,7 @@ from supervisor.slot_events import (
     WorkerHello,
     WorkerProgress,
 )
+from supervisor.slot_rules import Timers
 from tests.supervisor.slot_stage import Stage, one, only
 
 A = ModelCost("a", 6)

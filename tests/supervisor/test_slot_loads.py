@@ -20,12 +20,12 @@ from supervisor.slot_events import (
     SlotState,
     Spawn,
     Terminate,
-    Timers,
     UnloadRequested,
     WorkerHello,
     WorkerProgress,
     WorkerReady,
 )
+from supervisor.slot_rules import Timers
 from tests.supervisor.slot_stage import Stage, one, only
 
 A, B, C = ModelCost("a", 6), ModelCost("b", 6), ModelCost("c", 3)

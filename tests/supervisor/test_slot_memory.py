@@ -15,7 +15,6 @@ from supervisor.slot_events import (
     Lost,
     MemoryRead,
     ModelCost,
-    Policy,
     ReadMemory,
     Rejected,
     SlotState,
@@ -25,6 +24,7 @@ from supervisor.slot_events import (
     WorkerMeasured,
     WorkerWants,
 )
+from supervisor.slot_rules import Policy
 from tests.supervisor.slot_stage import Stage, one, only
 
 EASY = MemoryRead(Level.NONE, "", 1000 * GIB, "", 0, 10 * GIB, {})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from supervisor.slot_events import Event, LoadRequested, ModelCost, ModelsChanged, ResetRequested, SlotState, Timers
+from supervisor.slot_events import Event, LoadRequested, ModelCost, ModelsChanged, ResetRequested, SlotState
+from supervisor.slot_rules import Timers
 from tests.supervisor.slot_stage import Stage
 
 BARE = ModelCost("a", 4, load_key="bare", kv_bytes=1)
