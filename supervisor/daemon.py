@@ -7,7 +7,7 @@ import socket
 import sys
 from typing import cast
 
-from supervisor import handover, ipc
+from supervisor import breadcrumb, handover, ipc
 from supervisor.build import build
 from supervisor.census import end_survivors
 from supervisor.handover import Handover
@@ -56,6 +56,8 @@ def _run_locked(loaded: Loaded, paths: Paths, lock: InstanceLock, left: Handover
         book = _start_logging(loaded.settings, paths, as_service)
         for pid in survivors:
             log.warning("process %d had outlived the server that started it and was killed", pid)
+        if (last_words := breadcrumb.found(paths.breadcrumb)) is not None:
+            log.warning("%s", last_words)
         host, port = cast("tuple[str, int]", listener.getsockname()[:2])
         log.info("omlxd %s on http://%s:%d, home %s", build(), host, port, paths.home)
         end = asyncio.run(_serve(loaded, paths, listener, book, left))

@@ -38,6 +38,11 @@ class Paths:
         return self.run / "children.json"
 
     @property
+    def breadcrumb(self) -> Path:
+        """Which models are busy."""
+        return self.state / "busy.json"
+
+    @property
     def data(self) -> Path:
         return self.run / "data.sock"
 

@@ -19,6 +19,7 @@ import zmq
 from supervisor import handover, hardware, ipc, policy
 from supervisor import slot_events as slots
 from supervisor.admin import Admin
+from supervisor.breadcrumb import Breadcrumb
 from supervisor.catalog import GET_ONE_IN
 from supervisor.census import Census
 from supervisor.control import Control
@@ -90,6 +91,7 @@ class Supervisor:
         self.restarting = Restarting(self, tried_build)
         self.machine = Machine(policy.timers(loaded.settings), policy.policy(loaded.settings, self.budget))
         self.census = Census(paths.children)
+        self.breadcrumb = Breadcrumb(paths.breadcrumb)
         self.books = {"omlxd": book}
         self.awake = StayAwake(self)
         self.feed = Feed(self.send)
@@ -176,6 +178,7 @@ class Supervisor:
         self.neighbourhood.close()
         self._control.close()
         self._context.destroy(linger=0)
+        self.breadcrumb.close()
         for path in (self.paths.control, self.paths.data):
             path.unlink(missing_ok=True)
         for book in self.books.values():
@@ -215,7 +218,9 @@ class Supervisor:
             while self._events:
                 for effect in self.machine.handle(self._events.popleft(), time.monotonic()):
                     self._carry_out(effect)
-            self.neighbourhood.work(self.fleet.identity(*worker).encode() for worker in self.machine.at_work())
+            at_work = list(self.machine.at_work())
+            self.neighbourhood.work(self.fleet.identity(*worker).encode() for worker in at_work)
+            self.breadcrumb.at(model for model, _ in at_work)
         finally:
             self._handling = False
             self._set_timer()

@@ -68,6 +68,7 @@ def test_every_child_is_gone_soon_after_the_supervisor_is_killed_and_what_it_lef
     small.chat("tiny", "hello", max_tokens=2)
     children = small.family()[1:]
     assert len(children) >= 4
+    small.wait_for((small.home / "state" / "busy.json").exists, 10, "what it was at is on the disk")
     small.kill()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
@@ -76,7 +77,9 @@ def test_every_child_is_gone_soon_after_the_supervisor_is_killed_and_what_it_lef
     (run / "omlxd.lock").write_text(f"{os.getpid()}\n")  # a pid that lives, but holds no lock
     (run / "children.json").write_text("{")
     small.start()
+    assert "did not end in order; it was busy with tiny" in small.said()
     assert small.chat("tiny", "hello", max_tokens=2).status == 200
+    assert small.stop() == 0 and not (small.home / "state" / "busy.json").exists()
 
 
 def test_a_reload_while_busy_never_drops_a_live_worker(small: Server) -> None:
