@@ -71,7 +71,9 @@ def _choice(response_format: _Format) -> str:
     options = cast("list[str]", response_format["choice"])
     if not options:
         raise ValueError("there is nothing to choose from")
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
+    # One terminal, so that the parser has one way to go on: with a rule for each, more than 2000 failed in the midst of an answer.
+    anyone = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {anyone}")
 
 
 def _grammar(response_format: _Format) -> str:

@@ -211,6 +211,17 @@ def test_four_at_once_some_held_and_some_free_answer_as_each_alone(model: Path, 
     assert any(len(step) > 2 for step in e.sink.steps), "nothing was batched"
 
 
+def test_a_choice_among_thousands_is_followed_to_its_end(text: Text, vocabulary: Vocabulary) -> None:
+    options = [f"option {i:04}" for i in range(5000)]
+    matcher = compiled(vocabulary, {"type": "choice", "choice": options})
+    assert matcher is not None
+    answer = matcher.deep_copy()
+    for token in text.encode_text(options[4711]):
+        assert answer.compute_logit_bias()[token], "the next part of an option may come next"
+        assert answer.consume_token(token), answer.get_error()
+    assert answer.is_stopped()
+
+
 def test_each_choice_has_a_grammar_of_its_own(model: Path, text: Text, vocabulary: Vocabulary) -> None:
     with RunningEngine(model) as e:
         submit(
