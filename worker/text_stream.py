@@ -26,16 +26,26 @@ class TextStream:
         self._decoder = DecodeStream(skip_special_tokens=True)
         self.stopped_by: str | None = None
         """The stop string that matched; the caller ends the sequence."""
+        self._of_prompt = ""
         for token in prompt_ids[-PRIMING_TOKENS:]:
             self._decode(token)
+        self._of_prompt = self._pending_text()
+        """How a character that the prompt ends in the midst of reads, until other text came: it is not said again."""
 
     def push(self, token: int) -> str:
         """The text now safe to show; after a stop match the text before it, then nothing."""
-        return self._show(self._decode(token))
+        return self._show(self._own(self._decode(token)))
 
     def close(self) -> str:
         """What was held back, at an end by end token or length. A character cut in half is dropped."""
-        return self._show(self._pending_text().rstrip("\ufffd")) + self._stops.release()
+        return self._show(self._own(self._pending_text().rstrip("\ufffd"))) + self._stops.release()
+
+    def _own(self, text: str) -> str:
+        """`text` without what the prompt ended with; a character that was completed is shown whole."""
+        if not text or not self._of_prompt:
+            return text
+        of_prompt, self._of_prompt = self._of_prompt, ""
+        return text.removeprefix(of_prompt)
 
     def _show(self, text: str) -> str:
         shown = self._stops.feed(text)

@@ -73,6 +73,15 @@ def test_a_prompt_that_ends_inside_a_character_is_continued_by_the_rest_of_it(te
     assert "".join(map(stream.push, ids[cut:])) + stream.close() == "🙂 fox"
 
 
+def test_a_prompt_that_ends_inside_a_character_leaves_nothing_in_an_answer_that_does_not_complete_it(text: Text) -> None:
+    ids = text.encode_text("The 🙂 fox")
+    cut = next(at for at in range(1, len(ids)) if text.decode(ids[:at]).endswith("\ufffd"))
+    rest = continuation(text, PROMPT, " the rest")
+    stream = text.stream(ids[:cut], ["\ufffd"])
+    assert "".join(map(stream.push, rest)) + stream.close() == " the rest"
+    assert text.decode(ids[:cut] + rest) == text.decode(ids[:cut]) + " the rest", "so an echo says it once"
+
+
 def test_ten_thousand_tokens_stream_to_what_decode_gives(text: Text) -> None:
     chance = random.Random(7)
     words = [*tokenizer_models.WORDS.split(), "🙂", "日本語", "naïve", "\n\n", "  two", "x = {1: 'y'}"]
