@@ -71,7 +71,7 @@ def _choice(response_format: _Format) -> str:
     options = cast("list[str]", response_format["choice"])
     if not options:
         raise ValueError("there is nothing to choose from")
-    # One terminal, so that the parser has one way to go on: with a rule for each, more than 2000 failed in the midst of an answer.
+    # One terminal is one way to go on for the parser: with one for each option, more than 2000 failed within an answer.
     anyone = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {anyone}")
 
