@@ -111,7 +111,7 @@ class Admin:
             call,
             {
                 "models": [plain(self._supervisor.slot_status(entry.id)) for entry in catalog.models],
-                "skipped": [{"path": str(s.path), "reason": s.reason} for s in catalog.skipped],
+                "skipped": [{"path": s.shown, "reason": s.reason} for s in catalog.skipped],
                 "dirs": [str(self._supervisor.paths.models), *self._supervisor.loaded.settings.model.model_dirs],
             },
         )

@@ -3,6 +3,7 @@
 Finds three layouts: `DIR/name`, `DIR/org/name`, and the hub cache's `DIR/models--org--name/snapshots/REV`.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,11 @@ class CatalogEntry:
 class Skipped:
     path: Path
     reason: str
+
+    @property
+    def shown(self) -> str:
+        """Its path; a name that is no UTF-8 fits no message."""
+        return os.fsencode(self.path).decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def end_survivors(path: Path, going_s: float = GOING_S) -> list[int]:
 
     The caller holds the instance lock, so nobody has a use for them any more.
     """
-    survivors = _wait([process for pid, started in _read(path) if (process := _same(pid, started))], going_s)
+    survivors = _wait(of_former_server(path), going_s)
     for process in survivors:
         with contextlib.suppress(psutil.Error):
             for descendant in process.children(recursive=True):
@@ -66,11 +66,16 @@ def end_survivors(path: Path, going_s: float = GOING_S) -> list[int]:
     return [process.pid for process in survivors]
 
 
+def of_former_server(path: Path) -> list[psutil.Process]:
+    """Those it had started that still live."""
+    return [process for pid, started in _read(path) if (process := _same(pid, started))]
+
+
 def _read(path: Path) -> list[tuple[int, float]]:
     try:
         written = json.loads(path.read_bytes())
         return [(int(pid), float(started)) for pid, started in cast("dict[str, float]", written).items()]
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return []
 
 

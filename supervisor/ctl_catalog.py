@@ -17,7 +17,7 @@ def listed(here: Home) -> dict[str, object]:
     catalog = catalog_of(here)
     return {
         "models": [_status(entry) | _profiles(here, entry.id) for entry in catalog.models],
-        "skipped": [{"path": str(s.path), "reason": s.reason} for s in catalog.skipped],
+        "skipped": [{"path": s.shown, "reason": s.reason} for s in catalog.skipped],
         "dirs": [str(d) for d in dirs],
     }
 

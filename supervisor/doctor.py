@@ -1,6 +1,5 @@
 """The checks of `omlxctl doctor`: each looks at one thing that makes a server fail or run slowly. Changes nothing."""
 
-import json
 import os
 import platform
 import shutil
@@ -174,7 +173,7 @@ def _models(here: Home) -> Iterator[Finding]:
     except SettingsInvalid:
         return  # said already
     bad = [(entry.id, entry.files.problem) for entry in catalog.models if entry.files.problem]
-    bad += [(str(skipped.path), skipped.reason) for skipped in catalog.skipped]
+    bad += [(skipped.shown, skipped.reason) for skipped in catalog.skipped]
     yield Finding("models", "ok", f"{len(catalog.models)} found")
     for name, reason in bad:
         yield Finding("models", "warning", f"{name}: {reason}")
@@ -229,16 +228,8 @@ def _server(here: Home) -> Iterator[Finding]:
 
 def _left_behind(run: Path) -> Iterator[Finding]:
     """Processes of a server that is gone, which hold memory and perhaps the port."""
-    import psutil
+    from supervisor.census import of_former_server
 
-    try:
-        started = cast("dict[str, float]", json.loads((run / "children.json").read_text()))
-    except (OSError, ValueError):
-        return
-    for pid, at in started.items():
-        try:
-            alive = abs(psutil.Process(int(pid)).create_time() - at) < 1
-        except psutil.Error:
-            continue
-        if alive:
-            yield Finding("server", "warning", f"process {pid} has outlived a server that is gone; the next start ends it")
+    for process in of_former_server(run / "children.json"):
+        text = f"process {process.pid} has outlived a server that is gone; the next start ends it"
+        yield Finding("server", "warning", text)

@@ -8,12 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from supervisor.settings import ModelSettings, leaves_of
+from supervisor.settings_values import Refused
+
 WEIGHTS = "model*.safetensors"
 """What mlx_lm loads; a directory may hold the same weights again under another name (consolidated.safetensors)."""
 MAX_HEADER_BYTES = 100 * 2**20
 """The limit of the safetensors format itself."""
+LARGEST = 2**40
+"""Of a context or of a token's KV. Products of what is larger fit no message, and with them the whole status would not."""
 DEFAULT_CONTEXT_TOKENS = 4096
 """For the few models whose config names no limit."""
+
+SAMPLING = {leaf.key: leaf for leaf in leaves_of("models.ID", ModelSettings)}
 
 _DTYPE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
@@ -61,11 +68,14 @@ def read_model(directory: Path, model_type: str | None = None) -> ModelFiles:
         _tokenizer(directory)
     except Damaged as e:
         problem = str(e)
+    named = _first_int(text, config, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+    context, kv_bytes = named or DEFAULT_CONTEXT_TOKENS, _kv_bytes_per_token(text, dtype_bytes)
+    if max(context, kv_bytes) > LARGEST:
+        problem = problem or "its config.json names sizes that no model has"
     return ModelFiles(
-        context=_first_int(text, config, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-        or DEFAULT_CONTEXT_TOKENS,
+        context=min(context, LARGEST),
         weights_bytes=weights_bytes,
-        kv_bytes_per_token=_kv_bytes_per_token(text, dtype_bytes),
+        kv_bytes_per_token=min(kv_bytes, LARGEST),
         kv_element_bytes=dtype_bytes,
         created=directory.stat().st_mtime,
         changed=max(file.stat().st_mtime for file in (directory / "config.json", *shards) if file.exists()),
@@ -102,7 +112,7 @@ def _weights(directory: Path, shards: list[Path]) -> tuple[int, int]:
         for dtype, n in _shard(shard).items():
             by_dtype[dtype] = by_dtype.get(dtype, 0) + n
     index = directory / "model.safetensors.index.json"
-    if index.exists():
+    if index.is_file():
         try:
             named = {str(v) for v in cast("dict[str, object]", json.loads(index.read_bytes())["weight_map"]).values()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
@@ -143,6 +153,8 @@ class _Tensor:
 
 def _header(path: Path) -> list[_Tensor]:
     """What one safetensors file holds; raises `Damaged` when it is shorter than its header says."""
+    if path.exists() and not path.is_file():  # reading a pipe would never end
+        raise Damaged(f"{path.name} is no file")
     try:
         with path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
@@ -195,8 +207,9 @@ def _first_int(first: Mapping[str, object], second: Mapping[str, object], *keys:
 
 
 def _generation(directory: Path) -> dict[str, object]:
+    file = directory / "generation_config.json"
     try:
-        raw = json.loads((directory / "generation_config.json").read_bytes())
+        raw = json.loads(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(raw, dict):
@@ -204,11 +217,18 @@ def _generation(directory: Path) -> dict[str, object]:
     raw = cast("dict[str, object]", raw)
     names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "max_new_tokens": "max_tokens"}
     names["repetition_penalty"] = "repetition_penalty"
-    found: dict[str, object] = {
-        ours: raw[theirs]
-        for theirs, ours in names.items()
-        if isinstance(raw.get(theirs), int | float) and not isinstance(raw[theirs], bool) and raw[theirs] == raw[theirs]
-    }
+    found = {ours: raw[theirs] for theirs, ours in names.items() if _is_said_by_requests(ours, raw.get(theirs))}
     if raw.get("do_sample") is False:
         found["temperature"] = 0.0
     return found
+
+
+def _is_said_by_requests(name: str, value: object) -> bool:
+    """A default that no request could ask for would make every request fail that does not ask for another."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        SAMPLING[name].setting.parse(value)
+    except Refused:
+        return False
+    return True

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+LARGEST = 2**53
+"""Of whole numbers without a limit of their own; messages cannot carry all that JSON can."""
+
 
 class Refused(Exception):
     """A value is not acceptable; the message says what would be."""
@@ -95,7 +98,7 @@ def whole(low: int, high: int | None = None) -> Callable[[object], object]:
             number = int(str(value)) if not isinstance(value, bool) else low - 1
         except ValueError:
             number = low - 1
-        if number < low or (high is not None and number > high):
+        if not low <= number <= (LARGEST if high is None else high):
             raise Refused(f"a whole number from {low}{f' to {high}' if high is not None else ' up'} is expected")
         return number
 

@@ -1,6 +1,7 @@
 """Which models are found, under which names, and what is said of everything that was passed over."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,10 @@ def test_a_loop_of_links_ends(tmp_path: Path) -> None:
     (tmp_path / "up").symlink_to(tmp_path)
     model(tmp_path / "m")
     assert "m" in ids(scan([tmp_path]))
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there")
+def test_a_directory_whose_name_is_no_utf8_is_passed_over_and_can_be_told(tmp_path: Path) -> None:
+    model(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")))
+    [skipped] = scan([tmp_path]).skipped
+    assert skipped.shown.encode().endswith("/\ufffd\ufffd".encode())

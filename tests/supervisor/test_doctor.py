@@ -2,6 +2,7 @@
 
 import json
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +64,10 @@ def test_versions_and_hardware_are_printed(shell: Shell) -> None:
     for name in ("omlxd", "mlx", "mlx-lm", "tokenizers", "aiohttp", "pyzmq", "machine"):
         [(level, text)] = found(shell, name)
         assert level == "ok" and any(character.isdigit() for character in text), name
+
+
+@pytest.mark.parametrize("written", ["[]", "null", '{"1": "x"}', '{"abc": 3}', "[" * 50_000])
+def test_a_damaged_list_of_children_is_nothing_to_stumble_over(shell: Shell, home: Path, written: str) -> None:
+    (home / "run").mkdir(mode=0o700)
+    (home / "run" / "children.json").write_text(written)
+    assert shell("doctor").status == 0

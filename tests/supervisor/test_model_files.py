@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.catalog import scan
 from supervisor.model_files import Damaged, NotAModel, _shard, read_model
 from tests.supervisor.model_dirs import CONFIG, model, shard
 
@@ -177,3 +179,27 @@ def test_no_bytes_make_it_raise_anything_but_damage(tmp_path_factory: pytest.Tem
     path.write_bytes(content)
     with contextlib.suppress(Damaged):
         _shard(path)
+
+
+def test_sizes_that_fit_no_message_are_a_problem_of_that_model_alone(tmp_path: Path) -> None:
+    """Products of them would make the status of the whole server unsendable."""
+    files = read_model(model(tmp_path, max_position_embeddings=10**30, num_hidden_layers=10**25))
+    assert files.problem is not None and "sizes that no model has" in files.problem
+    assert max(files.context, files.kv_bytes_per_token) <= 2**40
+
+
+def test_defaults_that_no_request_could_ask_for_are_passed_over(tmp_path: Path) -> None:
+    model(tmp_path)
+    given = {"temperature": -1, "top_p": 5, "top_k": 2.5, "min_p": 7, "max_new_tokens": 10**30, "repetition_penalty": 1.1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    assert read_model(tmp_path).generation == {"repetition_penalty": 1.1}
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "generation_config.json"])
+def test_a_pipe_in_a_models_directory_is_not_read(tmp_path: Path, name: str) -> None:
+    """Nobody writes into it: the server would not get past its start."""
+    model(tmp_path / "m")
+    (tmp_path / "m" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "m" / name)
+    found = scan([tmp_path])
+    assert len(found.models) + len(found.skipped) == 1

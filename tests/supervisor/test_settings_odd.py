@@ -55,6 +55,11 @@ def test_the_home_of_nobody_is_refused_by_its_key(tmp_path: Path) -> None:
         load({"OMLX_HOME": nobody})
 
 
+def test_a_number_that_fits_no_message_is_refused(tmp_path: Path) -> None:
+    said = problems(tmp_path, {"scheduler": {"max_queue": 10**30}, "models": {"a": {"max_tokens": 2**60}}})
+    assert len(said) == 2 and all("a whole number from" in problem for problem in said)
+
+
 def test_levels_of_pressure_come_in_their_order(tmp_path: Path) -> None:
     said = problems(tmp_path, {"memory": {"soft_threshold": 0.95, "hard_threshold": 0.9, "critical_threshold": 0.5}})
     assert said == [
