@@ -1,7 +1,7 @@
 """How much KV this worker asks the supervisor for beyond its assignment, and when it gives that back.
 
-A need that is above the grant is said once, and again when it grows or after a while; what was lent and not needed for some
-time goes back. Lives on the engine thread; must not know sequences or lanes.
+A need that is above the grant is said once, and again when it grows or after a while; it is taken back when those that had it
+are gone. What was lent and not needed for some time goes back. Lives on the engine thread; must not know sequences or lanes.
 """
 
 from typing import Protocol
@@ -38,13 +38,18 @@ class Appetite:
     def has_loan(self) -> bool:
         return self._admission.granted_bytes > self._assigned_bytes
 
+    @property
+    def has_asked(self) -> bool:
+        """For more than it has got, so that others may be made to go for it."""
+        return self._asked_bytes > self._admission.granted_bytes
+
     def ask(self, needed_bytes: int, now: float) -> None:
         if needed_bytes > self._asked_bytes or now - self._asked_at > ASK_AGAIN_S:
             self._asked_bytes, self._asked_at, self._awaits = needed_bytes, now, True
             self._say(needed_bytes)
 
     def granted(self, kv_bytes: int) -> None:
-        if kv_bytes > self._admission.granted_bytes:
+        if kv_bytes >= self._asked_bytes:
             self._asked_bytes = 0
         self._admission.granted_bytes = kv_bytes
         self._awaits = False
@@ -55,11 +60,14 @@ class Appetite:
 
     def is_due(self, now: float) -> bool:
         """To be asked before `settle`: what is needed is not worth summing up at every step."""
-        return self.has_loan and now - self._looked_at >= LOOK_EVERY_S
+        return (self.has_loan or self.has_asked) and now - self._looked_at >= LOOK_EVERY_S
 
     def settle(self, needed_bytes: int, now: float) -> bool:
-        """Gives back what was not needed for `loan_s`; whether it did."""
+        """Takes back what nobody needs that it asked for, gives back what was not needed for `loan_s`; whether it gave."""
         self._looked_at = now
+        if self.has_asked and needed_bytes <= self._admission.granted_bytes:
+            self._asked_bytes, self._awaits = 0, False
+            self._say(self._admission.granted_bytes)
         if needed_bytes >= self._admission.granted_bytes:
             self._spare_since = None
             return False
@@ -76,6 +84,8 @@ class Appetite:
 
     def patience_s(self, now: float) -> float | None:
         """How long an idle engine may sleep before `settle` is due; None for ever."""
+        if self.has_asked:
+            return LOOK_EVERY_S
         if not self.has_loan:
             return None
         if self._spare_since is None:  # the last look was a moment before the last request ended

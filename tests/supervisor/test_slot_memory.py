@@ -139,6 +139,19 @@ def test_hot_caches_and_then_idle_models_make_room_for_the_kv_of_a_busy_one() ->
     assert one(subject.exit("b", code=0), GrantMemory) == GrantMemory("a", 1, kv_bytes=5 * GIB)
 
 
+def test_nobody_goes_for_kv_whose_want_was_taken_back() -> None:
+    subject = stage(cost("a", 4), cost("b", 4))
+    subject.ready_model("b")
+    subject.ready_model("a")
+    subject.acquire("r1", "a")
+    subject.acquire("r2", "b")
+    assert one(subject.do(WorkerWants("a", 1, 5 * GIB)), GrantMemory).kv_bytes == 3 * GIB, "what there is; b is busy"
+    subject.do(WorkerWants("a", 1, 3 * GIB))
+    subject.wait(3)
+    assert not only(subject.release("r2"), AskStop)
+    assert not only(subject.wait(20), AskStop)
+
+
 def test_no_model_is_evicted_for_kv_that_would_still_not_fit() -> None:
     subject = stage(cost("a", 4), cost("b", 4))
     subject.ready_model("b")

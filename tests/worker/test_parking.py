@@ -523,10 +523,11 @@ def test_whoever_is_alone_is_served_at_once_and_says_what_it_takes(model: Path) 
     small = 2 * 256 * PER_TOKEN
     with running(model, kv_bytes=small) as e:
         e.ask("prompt", prompt(1000), 2)
-        assert e.sink.wanted == [2 * 1280 * PER_TOKEN]
+        wait_until(lambda: len(e.sink.wanted) > 1)
+        assert e.sink.wanted == [2 * 1280 * PER_TOKEN, small], "and that nobody takes it any more"
         e.engine.grant(Grant(kv_bytes=2 * 1536 * PER_TOKEN))
         e.ask("answer", prompt(200), 1300)
-        assert e.sink.wanted[1:] == [2 * 1792 * PER_TOKEN], "it has outgrown what was set aside for it"
+        assert e.sink.wanted[2] == 2 * 1792 * PER_TOKEN, "it has outgrown what was set aside for it"
 
 
 def test_what_was_lent_goes_back_when_it_was_not_needed_for_a_while(model: Path) -> None:
@@ -560,6 +561,37 @@ def test_an_idle_engine_looks_soon_after_its_last_request_whether_it_needs_what_
         needed = 0  # the request ends right after the first look
         now += appetite.patience_s(now) or 0.0
     assert said == [100] and 80.0 <= now < 82.0
+
+
+def test_what_was_asked_for_somebody_who_is_gone_is_taken_back(model: Path) -> None:
+    claim_bytes = 2 * 1280 * PER_TOKEN
+    with running(model, kv_bytes=claim_bytes) as e:
+        first = e.submit("first", prompt(500, 1), 500)
+        wait_until(lambda: first.ids)
+        second = e.submit("second", prompt(500, 2), 500)
+        wait_until(lambda: e.sink.wanted)
+        e.engine.cancel("second")
+        assert second.over.wait(20)
+        wait_until(lambda: len(e.sink.wanted) > 1)
+        assert e.sink.wanted[1:] == [claim_bytes]
+        assert first.over.wait(60)
+        alone = e.submit("alone", prompt(1500, 3), 400)
+        wait_until(lambda: alone.ids)
+        e.engine.cancel("alone")
+        wait_until(lambda: len(e.sink.wanted) > 3)
+        assert e.sink.wanted[2] > claim_bytes and e.sink.wanted[3:] == [claim_bytes], "an idle engine says so as well"
+
+
+def test_a_part_of_what_was_asked_for_leaves_the_rest_to_be_taken_back() -> None:
+    said: list[int] = []
+    appetite = Appetite(Admission(KvCost(()), 100, 1000), said.append, loan_s=30.0)
+    appetite.ask(300, 50.0)
+    appetite.granted(200)
+    assert appetite.has_asked and appetite.is_due(51.0)
+    appetite.settle(250, 51.0)
+    assert said == [300], "it is needed still"
+    appetite.settle(150, 52.0)
+    assert said == [300, 200] and not appetite.has_asked
 
 
 def wait_until(condition: Callable[[], object]) -> None:
