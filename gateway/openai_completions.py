@@ -1,6 +1,7 @@
 """POST /v1/completions: plain text or token ids in, text out. Each prompt is a request of its own with `n` choices."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -36,15 +37,16 @@ async def completions(request: web.Request) -> web.StreamResponse:
         model=model.shown,
         fingerprint=desk.fingerprint,
     )
-    with_logprobs = completion.logprobs is not None
+    said_first = [one.prompt.text or "" if one.echo else "" for one in requests for _ in range(one.choices)]
+    logprobs = [CompletionLogprobs(text) for text in said_first] if completion.logprobs is not None else []
     with answer(desk.link, request[RECORD], requests) as held:
         if completion.stream:
             timings = held.timings if completion.timings else None
             wanted = UsageWanted(at_end=completion.include_usage, in_every_chunk=completion.continuous_usage, timings=timings)
-            chunks = CompletionChunks(envelope, wanted, held.choices, with_logprobs=with_logprobs)
+            chunks = CompletionChunks(envelope, wanted, held.choices, logprobs)
             return await stream(request, held, chunks, desk.pace)
         choices = await held.whole()
-    answered = envelope.body([_whole(index, choice, with_logprobs=with_logprobs) for index, choice in enumerate(choices)])
+    answered = envelope.body([_whole(index, choice, logprobs) for index, choice in enumerate(choices)])
     answered["usage"] = usage_body(choice.usage for choice in choices if choice.usage is not None)
     if completion.timings:
         answered["timings"] = held.timings()
@@ -52,9 +54,10 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 class CompletionChunks:
-    def __init__(self, envelope: Envelope, wanted: UsageWanted, choices: int, *, with_logprobs: bool) -> None:
+    def __init__(self, envelope: Envelope, wanted: UsageWanted, choices: int, logprobs: Sequence[CompletionLogprobs]) -> None:
+        """`logprobs`: of each choice, or none."""
         self._frames = Frames(envelope, wanted, choices)
-        self._logprobs = [CompletionLogprobs() for _ in range(choices)] if with_logprobs else []
+        self._logprobs = logprobs
 
     def opening(self) -> bytes:
         return self.keep_alive()
@@ -81,9 +84,9 @@ class CompletionChunks:
         return self._frames.error(error)
 
 
-def _whole(index: int, choice: Choice, *, with_logprobs: bool) -> dict[str, object]:
-    logprobs = CompletionLogprobs().columns(choice.logprobs) if with_logprobs else None
-    return _choice(index, "".join(choice.text), choice.finish, logprobs)
+def _whole(index: int, choice: Choice, logprobs: Sequence[CompletionLogprobs]) -> dict[str, object]:
+    columns = logprobs[index].columns(choice.logprobs) if logprobs else None
+    return _choice(index, "".join(choice.text), choice.finish, columns)
 
 
 def _choice(index: int, text: str, finish: str | None, logprobs: dict[str, object] | None) -> dict[str, object]:

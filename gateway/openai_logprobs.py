@@ -21,9 +21,13 @@ def _top(entry: Entry) -> list[Entry]:
 
 
 class CompletionLogprobs:
-    """Of one choice; knows how much text came before, for the offsets. One call per chunk, or one for all."""
+    """Of one choice; knows how much text came before, for the offsets. One call per chunk, or one for all.
 
-    def __init__(self) -> None:
+    `echoed` is the text the choice begins with where it is the client's own words: in it special tokens can be read.
+    """
+
+    def __init__(self, echoed: str = "") -> None:
+        self._echoed = echoed
         self._offset = 0
         self._characters = codecs.getincrementaldecoder("utf-8")("ignore")
 
@@ -43,6 +47,6 @@ class CompletionLogprobs:
 
     def _offset_of(self, entry: Entry) -> int:
         offset = self._offset
-        if not entry["special"]:
+        if not entry["special"] or self._echoed.startswith(cast(str, entry["token"]), offset):
             self._offset += len(self._characters.decode(cast(bytes, entry["bytes"])))
         return offset

@@ -45,18 +45,18 @@ def test_the_loglikelihood_of_a_continuation_is_the_models_own(real: Server, smo
 def test_an_echo_repeats_the_prompt_and_its_offsets_fit_the_text(real: Server) -> None:
     fields = {
         "model": "smollm2",
-        "prompt": "Café 🙂 au lait is",
+        "prompt": "Café 🙂<|im_end|> au lait is",
         "echo": True,
         "logprobs": 2,
         "max_tokens": 5,
         "temperature": 0,
     }
     answer = real.post("/v1/completions", fields)
-    assert answer.text.startswith("Café 🙂 au lait is")
+    assert answer.text.startswith("Café 🙂<|im_end|> au lait is")
     columns = answer.json()["choices"][0]["logprobs"]
     assert columns["token_logprobs"][0] is None and all(value <= 0 for value in columns["token_logprobs"][1:])
     for token, offset in zip(columns["tokens"], columns["text_offset"], strict=True):
-        if not token.startswith("bytes:") and not token.startswith("<|"):
+        if not token.startswith("bytes:"):
             assert answer.text[offset:].startswith(token)
 
 
