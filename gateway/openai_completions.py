@@ -1,8 +1,9 @@
 """POST /v1/completions: plain text or token ids in, text out. Each prompt is a request of its own with `n` choices."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -18,6 +19,8 @@ from gateway.openai_sse import Envelope, Frames, UsageWanted
 from gateway.openai_types import CompletionRequest, invalid
 from gateway.openai_usage import usage_body
 from gateway.stream import stream
+
+T = TypeVar("T")
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -44,8 +47,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
             timings = held.timings if completion.timings else None
             wanted = UsageWanted(at_end=completion.include_usage, in_every_chunk=completion.continuous_usage, timings=timings)
             chunks = CompletionChunks(envelope, wanted, held.choices, logprobs)
-            return await stream(request, held, chunks, desk.pace)
-        choices = await held.whole()
+            return await _about_the_prompt(stream(request, held, chunks, desk.pace))
+        choices = await _about_the_prompt(held.whole())
     answered = envelope.body([_whole(index, choice, logprobs) for index, choice in enumerate(choices)])
     answered["usage"] = usage_body(choice.usage for choice in choices if choice.usage is not None)
     if completion.timings:
@@ -81,7 +84,21 @@ class CompletionChunks:
         return self._frames.closing()
 
     def error(self, error: ApiError) -> bytes:
-        return self._frames.error(error)
+        return self._frames.error(_renamed(error))
+
+
+async def _about_the_prompt(answered: Awaitable[T]) -> T:
+    try:
+        return await answered
+    except ApiError as e:
+        raise _renamed(e) from None
+
+
+def _renamed(error: ApiError) -> ApiError:
+    """An error names the field as the client wrote it."""
+    if error.param == "messages":
+        error.param = "prompt"
+    return error
 
 
 def _whole(index: int, choice: Choice, logprobs: Sequence[CompletionLogprobs]) -> dict[str, object]:

@@ -81,6 +81,10 @@ async def test_one_prompt_that_fails_fails_the_request_and_cancels_the_others(st
         worker.row(submit, finish="cancelled")
 
     await stand.start(script)
-    async with stand.http.post("/v1/completions", json={"model": "tiny", "prompt": ["good", "bad"]}) as response:
-        assert response.status == 400
-    assert sorted(await stand.supervisor.outcomes(2)) == ["cancelled", "context_length_exceeded"]
+    for count, is_streamed in enumerate((False, True), 1):
+        fields = {"model": "tiny", "prompt": ["good", "bad"], "stream": is_streamed}
+        async with stand.http.post("/v1/completions", json=fields) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == "prompt", "the field is called so here"
+        outcomes = await stand.supervisor.outcomes(2 * count)
+        assert sorted(outcomes) == ["cancelled"] * count + ["context_length_exceeded"] * count
