@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from typing import Any
+
 import psutil
 
 from supervisor.client import ControlClient
@@ -20,16 +22,16 @@ class Looking(ControlClient):
         super().__init__(server.home / "run" / "omlxd.lock", server.home / "run" / "control.sock")
         self._server = server
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         return self.call("status")
 
-    def model(self, name: str) -> dict[str, object]:
+    def model(self, name: str) -> dict[str, Any]:
         return next(m for m in self.status()["models"] if m["id"] == name)
 
-    def child(self, name: str) -> dict[str, object]:
+    def child(self, name: str) -> dict[str, Any]:
         return next(c for c in self.status()["children"] if c["name"] == name)
 
-    def until(self, model: str, condition: Callable[[dict[str, object]], object], within_s: float = 30) -> dict[str, object]:
+    def until(self, model: str, condition: Callable[[dict[str, Any]], object], within_s: float = 30) -> dict[str, object]:
         """The model's status once it is as wanted."""
         deadline = time.monotonic() + within_s
         while not condition(found := self.model(model)):

@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -85,7 +86,7 @@ class Server:
             raise AssertionError(f"omlxctl {' '.join(args)} ended with {done.returncode}: {done.stderr}\n{self.said()}")
         return done
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         """What `omlxctl status --json` prints, without the 0.2 s of its process: it is asked for in loops.
 
         Raises NotRunning, or NoAnswer where the server has said nothing for long.
@@ -99,7 +100,7 @@ class Server:
                     if time.monotonic() - began_at > ANSWER_S:
                         raise
 
-    def model(self, name: str) -> dict[str, object]:
+    def model(self, name: str) -> dict[str, Any]:
         return next(m for m in self.status()["models"] if m["id"] == name)
 
     def pid_of(self, name: str) -> int:
@@ -160,7 +161,7 @@ class Answer:
         self.headers = headers
         self.body = body
 
-    def json(self) -> dict[str, object]:
+    def json(self) -> dict[str, Any]:
         return json.loads(self.body)
 
     @property
@@ -173,7 +174,7 @@ class Answer:
         return self.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     @property
-    def error(self) -> dict[str, object]:
+    def error(self) -> dict[str, Any]:
         return self.json()["error"]
 
     def __repr__(self) -> str:
