@@ -81,7 +81,7 @@ def used_bytes(root: Path) -> int:
 
 
 def age(path: Path, seconds: float) -> None:
-    os.utime(path, (time.time() - seconds,) * 2)
+    os.utime(path, (then := time.time() - seconds, then))
 
 
 def test_one_cap_holds_over_all_models_and_the_oldest_go_first(root: Path) -> None:

@@ -66,7 +66,7 @@ def test_killed_writers_leave_no_wrong_block_and_nothing_the_janitor_does_not_cl
     assert store.put(make_block(chain[0], floats=20_000)) or store.contains(chain[0].key)
 
     for temporary in files_below(root, "*.tmp"):
-        os.utime(temporary, (time.time() - 601,) * 2)
+        os.utime(temporary, (then := time.time() - 601, then))
     run_pass(root, Policy(max_bytes=1 << 40, min_free_bytes=0))
     kinds = {path.suffix for path in files_below(root / "v1")}
     assert kinds <= {".safetensors", ".json"}

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from supervisor.protocol import Queued, Release, Submit
+from supervisor.protocol import Acquire, Message, Queued, Release, Submit
 from tests.gateway.stand import CHAT, Stand
 from tests.stands.scripted_worker import ScriptedWorker, hangs, refuses, says
 
@@ -140,11 +140,11 @@ async def test_patience_covers_the_wait_for_a_load(stand: Stand) -> None:
     await stand.start(settings={"header_patience_s": 0.3, "keepalive_s": 0.2})
     supervisor = stand.supervisor
 
-    def slow(acquire: object) -> Queued:
+    def slow(acquire: Acquire) -> Queued:
         asyncio.get_running_loop().call_later(1.0, lambda: supervisor.send(grant()))
-        return Queued(rid=acquire.rid, position=1, state="loading")  # pyright: ignore[reportAttributeAccessIssue]
+        return Queued(rid=acquire.rid, position=1, state="loading")
 
-    def grant() -> object:
+    def grant() -> Message:
         granted = supervisor.grant(supervisor.all_acquired[-1])
         supervisor.granted.append(granted)
         return granted

@@ -52,4 +52,4 @@ async def test_a_closed_inbox_leaves_no_timer_behind():
     inbox = Inbox()
     await a_wait_that_is_answered(inbox, 3600)
     inbox.close()
-    assert all(timer.cancelled() for timer in loop._scheduled if timer.when() > loop.time() + 1800)
+    assert all(timer.cancelled() for timer in loop._scheduled if timer.when() > loop.time() + 1800)  # pyright: ignore[reportAttributeAccessIssue]

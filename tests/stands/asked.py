@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from tests.stands.server import Server
 
@@ -56,7 +57,7 @@ class Asked:
 
     def _take(self, event: Mapping[str, object]) -> None:
         if "error" in event:
-            self.error = event["error"]
+            self.error = cast("dict[str, object]", event["error"])
             return
         for choice in event["choices"]:
             self.text += choice["text"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 
@@ -13,7 +14,7 @@ FILE = "model.safetensors"
 
 def in_dtype(source: Path, target: Path, dtype: mx.Dtype) -> Path:
     shutil.copytree(source, target)
-    weights = {name: array.astype(dtype) for name, array in mx.load(str(source / FILE)).items()}
+    weights = {name: array.astype(dtype) for name, array in cast("dict[str, mx.array]", mx.load(str(source / FILE))).items()}
     mx.save_safetensors(str(target / FILE), weights, metadata={"format": "mlx"})
     return target
 
@@ -22,7 +23,7 @@ def quantized(source: Path, target: Path, bits: int = 4, group_size: int = 32) -
     """All matrices, as mlx_lm.convert does it."""
     shutil.copytree(source, target)
     weights: dict[str, mx.array] = {}
-    for name, array in mx.load(str(source / FILE)).items():
+    for name, array in cast("dict[str, mx.array]", mx.load(str(source / FILE))).items():
         if array.ndim < 2:
             weights[name] = array
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ def top_two_margin(model_dir: Path, ids: Sequence[int]) -> float:
     import mlx.core as mx
 
     logits = _model(model_dir)(mx.array([list(ids)]))[0, -1].astype(mx.float32)
-    second, first = sorted(mx.topk(logits, 2).tolist())
+    second, first = sorted(cast("list[float]", mx.topk(logits, 2).tolist()))
     return first - second
 
 

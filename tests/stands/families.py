@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 from tests.stands.models import tiny_model
 
@@ -153,7 +154,7 @@ def _make_it_remember(model: Path, family: str) -> None:
     import mlx.core as mx
 
     file = model / "model.safetensors"
-    weights = mx.load(str(file))
+    weights = cast("dict[str, mx.array]", mx.load(str(file)))
     changed = {name: mx.full(weights[name].shape, SLOW_DECAY) for name in weights if name.endswith("A_log")}
     if family == "falcon_h1":
         loud = [name for name in weights if "self_attn" in name and name.endswith(("q_proj.weight", "o_proj.weight"))]

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from supervisor.service import Ran
 
@@ -123,7 +123,7 @@ def _could_not_find(target: str) -> Ran:
 class Job:
     """One loaded property list. `starts` holds the time of every start, `exits` how each of them ended."""
 
-    def __init__(self, plist: dict[str, object]) -> None:
+    def __init__(self, plist: dict[str, Any]) -> None:
         for key, value in plist.items():
             assert isinstance(value, KNOWN[key]), f"{key}: {value!r}"
         assert plist["KeepAlive"] == {"SuccessfulExit": False}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-
 from typing import Any
 
 import psutil
@@ -31,7 +30,7 @@ class Looking(ControlClient):
     def child(self, name: str) -> dict[str, Any]:
         return next(c for c in self.status()["children"] if c["name"] == name)
 
-    def until(self, model: str, condition: Callable[[dict[str, Any]], object], within_s: float = 30) -> dict[str, object]:
+    def until(self, model: str, condition: Callable[[dict[str, Any]], object], within_s: float = 30) -> dict[str, Any]:
         """The model's status once it is as wanted."""
         deadline = time.monotonic() + within_s
         while not condition(found := self.model(model)):

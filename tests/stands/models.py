@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from worker.blas import load_openblas
 
@@ -201,7 +202,7 @@ def tiny_tokenizer() -> TinyTokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS.splitlines(), trainer)
-    ends = [tokenizer.token_to_id(EOS), tokenizer.token_to_id(IM_END)]
+    ends = [id for name in (EOS, IM_END) if (id := tokenizer.token_to_id(name)) is not None]
     return TinyTokenizer(tokenizer.to_str(), tokenizer.get_vocab_size(), ends)
 
 
@@ -215,7 +216,7 @@ def _write_random_weights(path: Path, config: dict[str, object], end_ids: list[i
     arch = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = arch.Model(arch.ModelArgs.from_dict(config))
     weights = {}
-    for name, initial in tree_flatten(model.parameters()):
+    for name, initial in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())):
         if initial.ndim < 2:  # norms and biases keep what the architecture starts with
             weights[name] = initial
             continue

@@ -8,23 +8,26 @@ from __future__ import annotations
 import json
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import xllamacpp
+
+runtime: Any = xllamacpp  # which has no types
 
 
 class ReferenceRuntime:
     def __init__(self, gguf: Path, context_tokens: int = 512) -> None:
-        params = xllamacpp.CommonParams()
+        params = runtime.CommonParams()
         params.model.path = str(gguf)
         params.n_ctx = context_tokens
         params.n_parallel = 1
         params.warmup = False
         # Two threads spin while they wait for each other, which on a busy machine costs minutes.
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-        params.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
-        params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        self._server = xllamacpp.Server(params)
+        params.cache_type_k = runtime.ggml_type.GGML_TYPE_F32
+        params.cache_type_v = runtime.ggml_type.GGML_TYPE_F32
+        params.flash_attn_type = runtime.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self._server = runtime.Server(params)
 
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         body = {"content": text, "add_special": add_special, "parse_special": True}

@@ -34,6 +34,7 @@ from supervisor.protocol import (
     Ready,
     Rows,
     Submit,
+    Usage,
     Welcome,
     decode,
     encode,
@@ -140,7 +141,7 @@ class Answer:
         self.text = ""
         self.tokens = 0
         self.seqs: list[int] = []
-        self.usage: object = None
+        self.usage: Usage | None = None
 
     def take(self, rid: str, message: Message) -> bool:
         if isinstance(message, Accepted) and message.rid == rid:

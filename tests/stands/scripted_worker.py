@@ -6,7 +6,7 @@ A script is a coroutine over one submit; it runs as a task that `cancel` does no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
@@ -158,7 +158,7 @@ class ScriptedWorker:
             task.add_done_callback(self._tasks.discard)
 
 
-Script = Callable[[ScriptedWorker, Submit], Awaitable[None]]
+Script = Callable[[ScriptedWorker, Submit], Coroutine[None, None, None]]
 
 
 def says(*texts: str, finish: str = "stop", gap_s: float = 0.0) -> Script:

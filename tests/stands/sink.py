@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -123,7 +124,7 @@ class RunningEngine:
         spec = LoadSpec(ref, max_batch=max_batch, grants=grants, cache=cache or CacheGrant(), settings=settings or {})
         self.engine = Engine(spec, text or Text.open(model), self.sink)
 
-    def __enter__(self) -> RunningEngine:
+    def __enter__(self) -> Self:
         self.engine.start()
         assert self.sink.settled.wait(60), self.sink.stages
         assert self.sink.failure is None, self.sink.failure

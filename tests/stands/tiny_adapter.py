@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 from worker.blas import load_openblas
 
@@ -25,7 +26,9 @@ def tiny_adapter(path: Path, base: Path, seed: int = 0, named_base: str | None =
     model.freeze()
     linear_to_lora_layers(model, 2, LORA)
     keys = mx.random.split(mx.random.key(seed), 64)
-    shapes = [(name, array.shape) for name, array in tree_flatten(model.trainable_parameters())]
+    shapes = [
+        (name, array.shape) for name, array in cast("list[tuple[str, mx.array]]", tree_flatten(model.trainable_parameters()))
+    ]
     tensors = {name: mx.random.normal(shape, key=keys[i]) * 0.3 for i, (name, shape) in enumerate(shapes)}
     mx.save_safetensors(str(path / "adapters.safetensors"), tensors)
     return path

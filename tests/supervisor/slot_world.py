@@ -8,6 +8,7 @@ is also a plain method, which slot_day.py calls.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -205,8 +206,8 @@ class World(RuleBasedStateMachine):
         self.serial += 1
         return f"{kind}{self.serial}"
 
-    def pick(self, names: dict[str, object], number: int) -> str | None:
-        return sorted(names)[number % len(names)] if names else None
+    def pick(self, names: Iterable[str], number: int) -> str | None:
+        return sorted(names)[number % len(names)] if (names := list(names)) else None
 
     # What happens
 

@@ -35,7 +35,7 @@ def test_the_three_layouts_and_a_directory_that_is_a_model_itself(tmp_path: Path
 def test_the_snapshot_of_a_hub_download_is_the_one_that_main_names(tmp_path: Path) -> None:
     repo = tmp_path / "models--o--m"
     for number, revision in enumerate(("aaa", "bbb", "ccc")):
-        os.utime(model(repo / "snapshots" / revision), (1000 + number,) * 2)
+        os.utime(model(repo / "snapshots" / revision), (1000 + number, 1000 + number))
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("bbb\n")
     assert scan([tmp_path]).models[0].path.name == "bbb"

@@ -85,7 +85,7 @@ def test_the_hidden_directory_of_a_dead_import_goes_and_that_of_a_living_one_sta
 def test_a_removal_that_was_cut_short_is_finished_once_nobody_can_be_at_it(tmp_path: Path) -> None:
     for name in (".removed-old", ".removed-fresh"):
         (tmp_path / name).mkdir()
-    os.utime(tmp_path / ".removed-old", (time.time() - 7200,) * 2)
+    os.utime(tmp_path / ".removed-old", (then := time.time() - 7200, then))
     assert remove_leftovers(tmp_path) == [tmp_path / ".removed-old"]
     assert (tmp_path / ".removed-fresh").exists()
     assert remove_leftovers(tmp_path / "nowhere") == []

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,12 +15,13 @@ import zmq
 from supervisor import slot_events as slots
 from supervisor.build import build
 from supervisor.census import Census
-from supervisor.control import Control
-from supervisor.fleet import Fleet
+from supervisor.control import Control, ControlShell
+from supervisor.fleet import Fleet, FleetShell
 from supervisor.fleet import WorkerProcess as Process
 from supervisor.ipc import connect_dealer, endpoint
 from supervisor.logs import LogBook
 from supervisor.paths import paths_of
+from supervisor.process import Child
 from supervisor.protocol import (
     VERSION,
     Assign,
@@ -88,12 +90,12 @@ class Stand:
         self.staff = SimpleNamespace(
             of=lambda identity: self.gateway if identity == b"g.1" else None, assign=self.assigned.append
         )
-        self.fleet = Fleet(self)
+        self.fleet = Fleet(cast("FleetShell", self))
         self.child = FakeChild()
-        self.control = Control(self.context, self.paths, self)
+        self.control = Control(self.context, self.paths, cast("ControlShell", self))
 
     def with_worker(self) -> None:
-        worker = Process("m", 1, self.fleet.identity("m", 1).encode(), "nonce", self.child)
+        worker = Process("m", 1, self.fleet.identity("m", 1).encode(), "nonce", cast("Child", self.child))
         self.fleet._by_model["m"] = self.fleet._by_identity[worker.identity] = worker
 
     def happened(self, event: slots.SlotEvent) -> None:

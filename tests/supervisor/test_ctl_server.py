@@ -14,12 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import click
+import msgspec
 import pytest
 
 from supervisor import ctl
 from supervisor.ctl_group import ELSEWHERE
 from supervisor.logs import LogBook
-from supervisor.protocol import ServerStatus, SlotStatus
+from supervisor.protocol import SlotStatus
 from supervisor.settings_load import Loaded
 from tests.supervisor.ctl_stand import STATUS, ScriptedSupervisor, Shell, plain_dict
 
@@ -93,7 +94,7 @@ def test_status_shows_address_memory_models_and_warnings(shell: Shell, server: S
 
 
 def test_a_server_without_models_says_how_to_get_one_in(shell: Shell, server: ScriptedSupervisor) -> None:
-    server.answers("status", plain_dict(ServerStatus(**plain_dict(STATUS) | {"models": []})))
+    server.answers("status", plain_dict(msgspec.structs.replace(STATUS, models=[])))
     assert "none yet; get one in with: omlxctl models add DIR" in shell("status").out
 
 
@@ -104,7 +105,7 @@ def test_status_json_is_everything_the_server_said(shell: Shell, server: Scripte
 def test_ps_lists_loaded_and_failing_models_but_not_idle_ones(shell: Shell, server: ScriptedSupervisor) -> None:
     failing = SlotStatus(id="bad", path="/m/bad", state="failed", last_error="it broke\na stack")
     loading = SlotStatus(id="big", path="/m/big", state="loading", pid=9, stage="weights", done=1, total=4)
-    server.answers("status", plain_dict(ServerStatus(**plain_dict(STATUS) | {"models": [*STATUS.models, failing, loading]})))
+    server.answers("status", plain_dict(msgspec.structs.replace(STATUS, models=[*STATUS.models, failing, loading])))
     ran = shell("ps")
     tiny = next(line for line in ran.out.splitlines() if line.startswith("tiny"))
     assert ran.out.split()[:5] == ["NAME", "STATE", "PID", "GIVEN", "MEASURED"] and "2.0 GiB  1.5 GiB" in tiny

@@ -110,6 +110,6 @@ def test_a_disk_that_refuses_does_not_stop_the_log_in_memory(tmp_path: Path, cap
 def test_old_files_go_and_others_stay(tmp_path: Path) -> None:
     for name, days in (("a.log", 8), ("a.log.1", 9), ("b.log", 6), ("notes.txt", 100)):
         (tmp_path / name).touch()
-        os.utime(tmp_path / name, (time.time() - days * 86400,) * 2)
+        os.utime(tmp_path / name, (then := time.time() - days * 86400, then))
     assert remove_old_files(tmp_path, 7) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.log", "notes.txt"]

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_a_process_that_is_gone_has_no_reading() -> None:
 class Stand:
     """A server with workers as told; `read` counts who was looked at."""
 
-    loaded: object
+    loaded: Any
     sizes: dict[int, int]
     progress: int = 0
     looked_at: list[int] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Stand:
     told: list[str] = field(default_factory=list)
 
     @property
-    def fleet(self) -> object:
+    def fleet(self) -> Any:
         beat = SimpleNamespace(progress=self.progress)
         worker = SimpleNamespace(model="a", gen=3, child=SimpleNamespace(pid=50), ready=object(), beat=beat)
         loading = SimpleNamespace(model="b", gen=1, child=SimpleNamespace(pid=51), ready=None, beat=None)
@@ -84,7 +85,7 @@ class Stand:
         self.told.append(model)
 
 
-def stand(**sizes: int) -> Stand:
+def stand(**sizes: int) -> Any:
     settings = replace(Settings(), memory=MemorySettings(measure_s=0.1))
     return Stand(SimpleNamespace(settings=settings), {int(name[1:]): size for name, size in sizes.items()})
 

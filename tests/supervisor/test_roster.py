@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ class Home:
         prepare(self.paths)
         self.model = model(self.paths.models / "m")
 
-    def roster(self, **settings: object) -> Roster:
+    def roster(self, **settings: Any) -> Roster:
         loaded = load({}, {}, self.directory).settings
         for section, values in settings.items():
             if section == "models":
@@ -41,7 +42,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def of_m(**values: object) -> dict[str, object]:
+def of_m(**values: Any) -> dict[str, object]:
     from supervisor.settings import ModelSettings
 
     return {"m": ModelSettings(**values)}

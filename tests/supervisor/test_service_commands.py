@@ -127,7 +127,12 @@ def test_a_start_that_ends_at_once_shows_what_it_printed_this_time(shell: Shell,
     log = home / "logs" / "service.out"
     log.parent.mkdir()
     log.write_text("words of the time before\n")
-    keeper.start = lambda: log.open("a").write("the port is taken\n")
+
+    def start() -> None:
+        with log.open("a") as out:
+            out.write("the port is taken\n")
+
+    keeper.start = start
     ran = shell("service", "start")
     assert ran.status == 1
     assert "the port is taken" in ran.err and "time before" not in ran.err

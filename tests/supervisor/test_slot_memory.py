@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from supervisor.budget import GIB, MIB
 from supervisor.pressure import Level
@@ -32,11 +33,11 @@ HARD = replace(EASY, level=Level.HARD, because="it is full", over_bytes=GIB)
 CRITICAL = replace(HARD, level=Level.CRITICAL)
 
 
-def cost(model: str, load: int, hot: int = 0, **more: object) -> ModelCost:
+def cost(model: str, load: int, hot: int = 0, **more: Any) -> ModelCost:
     return ModelCost(model, load * GIB, hot_bytes=hot * GIB, kv_bytes=GIB, **more)
 
 
-def stage(*costs: ModelCost, budget: int = 10, **policy: object) -> Stage:
+def stage(*costs: ModelCost, budget: int = 10, **policy: Any) -> Stage:
     return Stage(costs, budget_bytes=budget * GIB, policy=Policy(budget * GIB, 4, **policy))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from supervisor.slot_events import (
@@ -55,7 +57,7 @@ def test_a_death_by_the_kernels_hand_is_told_as_such_and_raises_what_is_set_asid
     ],
     ids=str,
 )
-def test_only_a_death_that_shows_it_counts_as_one_for_memory(how: dict[str, object], is_oom: bool) -> None:
+def test_only_a_death_that_shows_it_counts_as_one_for_memory(how: dict[str, Any], is_oom: bool) -> None:
     subject = stage()
     subject.acquire("r1", "a")
     effects = subject.exit("a", **how)

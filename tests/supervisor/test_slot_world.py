@@ -7,7 +7,10 @@ from tests.supervisor.slot_day import HOUR_S, Day
 from tests.supervisor.slot_world import World
 
 World.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=300,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
 )
 TestSlotsInARandomWorld = World.TestCase
 

@@ -60,10 +60,10 @@ class World:
         self.sent.append((identity, message))
         return True
 
-    def book(self, _name: str) -> LogBook:
+    def book(self, name: str) -> LogBook:
         return self._book
 
-    def publish(self, _kind: object, data: dict[str, object]) -> None:
+    def publish(self, kind: object, data: dict[str, object]) -> None:
         self.published.append(data)
 
     def all_warnings(self) -> list[str]:
@@ -96,7 +96,7 @@ class World:
         self.keeper.janitor_said(json.dumps({**whole, **line}).encode() + b"\n")
 
     def granted(self) -> int:
-        return sum(message.write_credit for _, message in self.sent if isinstance(message, Grant))
+        return sum(message.write_credit or 0 for _, message in self.sent if isinstance(message, Grant))
 
     async def turn(self) -> None:
         """One round of the keeper's task."""

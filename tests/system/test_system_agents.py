@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ class Agent:
         self.server, self.model, self.text = server, model, text
         self.known: list[list[int]] = []
 
-    def reusable(self, messages: Sequence[Message], **shape: object) -> int:
+    def reusable(self, messages: Sequence[Message], **shape: Any) -> int:
         ids = self.text.encode_chat(list(messages), **shape)
         longest = max((common(ids, other) for other in self.known), default=0)
         return min(longest, len(ids) - 1) // BLOCK * BLOCK
@@ -160,7 +161,8 @@ def test_an_answer_that_was_broken_off_counts_as_read_and_can_be_continued(serve
     stream.close()
     agent.known.append(agent.encode_with(question, stream.text))
     broken_off: list[Message] = [*question, {"role": "assistant", "content": stream.text}]
-    for then, shape in (([{"role": "user", "content": "Go on."}], {}), ([], {"continue_final_message": True})):
+    go_on: Message = {"role": "user", "content": "Go on."}
+    for then, shape in (([go_on], {}), ([], {"continue_final_message": True})):
         could = agent.reusable([*broken_off, *then], continue_final=bool(shape))
         _, cached, _ = agent.ask([*broken_off, *then], max_tokens=1, **shape)
         assert cached >= could > agent.reusable_with(question, ""), (cached, could)

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from typing import Any
 
 import openai
 import pytest
@@ -17,7 +18,7 @@ def client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=server.url + "/v1", api_key="unused", max_retries=0)
 
 
-def ask(question: str) -> dict[str, object]:
+def ask(question: str) -> dict[str, Any]:
     return {"model": "smollm2", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 24}
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def cache_stats(server: Server) -> dict[str, object]:
     return json.loads(server.ctl("cache", "stats", "--json").stdout)
 
 
-def worker(server: Server) -> dict[str, object]:
+def worker(server: Server) -> dict[str, Any]:
     [found] = cache_stats(server)["server"]["workers"]
     return found
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ SCHEMA = {
     "required": ["n"],
     "additionalProperties": False,
 }
-FIELDS: dict[str, dict[str, object]] = {
+FIELDS: dict[str, dict[str, Any]] = {
     "greedy": {"max_tokens": 30},
     "seeded": {"max_tokens": 30, "temperature": 0.9, "seed": 11, "top_p": 0.9},
     "penalties": {"max_tokens": 30, "presence_penalty": 1.0, "logit_bias": {"40": 3}},
@@ -97,7 +98,7 @@ def test_drafts_that_cannot_be_used_are_named_with_the_reason(tiny: Path, tmp_pa
     }
     models = {"other": other, "windowed": tiny_model(tmp_path / "windowed", "gemma3_text")}
     models |= {f"with-{draft}": tiny for draft in reasons}
-    settings = {f"with-{draft}": {"draft_model": draft} for draft in reasons}
+    settings: dict[str, dict[str, object]] = {f"with-{draft}": {"draft_model": draft} for draft in reasons}
     settings["with-of-tiny"]["aliases"] = ["of-tiny"]
     with running(models, {"models": settings}) as server:
         for draft, reason in reasons.items():

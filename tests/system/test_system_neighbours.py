@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -42,7 +43,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One whose prompts take much longer per token than the other's steps."""
-    shape = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "head_dim": 64}
+    shape: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "head_dim": 64}
     path = tmp_path_factory.mktemp("wide") / "wide"
     return tiny_model(path, num_hidden_layers=8, max_position_embeddings=8192, **shape)
 

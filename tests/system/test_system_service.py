@@ -80,7 +80,7 @@ def test_a_service_serves_comes_back_after_a_crash_and_stays_down_when_asked_to_
     assert (ran.status, f"serves on {mac.server.url}" in ran.out) == (0, True), ran
     assert mac.server.chat("tiny", "hello", max_tokens=4).status == 200
     first = mac.job.pid
-    assert first == mac.server.status()["pid"]
+    assert first is not None and first == mac.server.status()["pid"]
     mac.server.ctl("restart")
     assert (mac.job.pid, mac.job.exits) == (first, []), "launchd sees nothing of a restart in place"
     assert mac.server.chat("tiny", "hello", max_tokens=4).status == 200

@@ -159,7 +159,7 @@ def test_the_cap_holds_at_every_sample_through_twenty_kills_and_nothing_wrong_is
     assert CAP // 2 < max(samples) <= CAP, max(samples)
 
     for temporary in root.rglob("*.tmp"):
-        os.utime(temporary, (time.time() - 601,) * 2)
+        os.utime(temporary, (then := time.time() - 601, then))
     run_pass(root, Policy(LIMITS.high_bytes, 0))
     assert {path.suffix for path in (root / "v1").rglob("*") if path.is_file()} <= {".safetensors", ".json"}
     assert [report.bad for report in verify(root)] == [[]]

@@ -111,7 +111,7 @@ def asks() -> list[Ask]:
 def prompt_ids(model: Path, ask: Ask) -> list[int]:
     text = Text.open(model)
     if ask.dialect == "chat":
-        return text.encode_chat([user(ask.prompt)])
+        return text.encode_chat([{**user(ask.prompt)}])
     return text.encode_text(ask.prompt)
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 import threading
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -74,7 +74,7 @@ def test_a_json_object_is_one(real: Server) -> None:
         ({"structured_outputs": {"grammar": 'root ::= "it is " ("Paris" | "Rome")'}}, "it is (Paris|Rome)"),
     ],
 )
-def test_an_answer_has_the_form_asked_for(real: Server, fields: dict[str, object], pattern: str) -> None:
+def test_an_answer_has_the_form_asked_for(real: Server, fields: dict[str, Any], pattern: str) -> None:
     answer = real.chat("smollm2", "What is the capital of France?", max_tokens=40, **fields)
     assert answer.status == 200, answer
     assert re.fullmatch(pattern, answer.text), answer.text
@@ -94,7 +94,7 @@ def test_constrained_plain_constrained_and_all_at_once_answer_as_alone(real: Ser
         "max_tokens": 120,
         "response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": Place.model_json_schema()}},
     }
-    asked: dict[str, dict[str, object]] = {
+    asked: dict[str, dict[str, Any]] = {
         ASK: held,
         "Count from one to ten.": plain,
         "Rome is in Italy and is big and old. Say so as JSON.": held,

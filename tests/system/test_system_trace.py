@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -101,12 +102,13 @@ def test_a_request_is_traced_while_it_runs_by_the_clients_name_and_after_its_wor
 
 
 def test_the_sdk_passes_timings_on_and_streams_hold_them_once_at_the_end(server: Server) -> None:
-    asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5}
+    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5}
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as ai:
         extra = {"timings": True}
         whole = ai.chat.completions.create(**asked, extra_body=extra)
         assert whole.model_extra["timings"]["total_s"] > 0
-        for options in ({}, {"stream_options": {"include_usage": True}}):
+        for stream_options in ({}, {"stream_options": {"include_usage": True}}):
+            options: dict[str, Any] = stream_options
             chunks = list(ai.chat.completions.create(**asked, stream=True, extra_body=extra, **options))
             having = [at for at, chunk in enumerate(chunks) if "timings" in (chunk.model_extra or {})]
             assert having == [len(chunks) - 1]

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ class Pair:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     home = tmp_path_factory.mktemp("drafts")
 
-    def opened(name: str, quantizing: KvQuantizing | None = None, **config: object) -> LoadedModel:
+    def opened(name: str, quantizing: KvQuantizing | None = None, **config: Any) -> LoadedModel:
         return load(open_checkpoint(tiny_model(home / name, head_dim=32, **config)), lambda *_: None, quantizing)
 
     return Pair(opened("large"), {"same": opened("same"), "shallow": opened("shallow", num_hidden_layers=1)})

@@ -1,6 +1,7 @@
 """A step that fails costs its batch, not the worker; a worker that only fails says so and goes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,9 +114,9 @@ def test_a_generator_of_another_make_is_refused_at_start(model: Path, monkeypatc
 
     original = GenerationBatch.__init__
 
-    def renamed(batch: object, *args: object, **kwargs: object) -> None:
+    def renamed(batch: Any, *args: Any, **kwargs: Any) -> None:
         original(batch, *args, **kwargs)
-        del batch.tokens  # type: ignore[attr-defined]
+        del batch.tokens
 
     monkeypatch.setattr(GenerationBatch, "__init__", renamed)
     engine = RunningEngine(model, text=ForcedText())

@@ -147,7 +147,7 @@ def test_chunks_are_small_while_a_neighbour_decodes_whatever_else_is_granted(
     caplog.set_level(logging.DEBUG, "worker.scheduler")
 
     def chunks() -> list[int]:
-        found = [record.args[0] for record in caplog.records if record.msg.startswith("prefilled")]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
+        found = [record.args[0] for record in caplog.records if record.msg.startswith("prefilled")]  # pyright: ignore[reportArgumentType, reportIndexIssue, reportOptionalSubscript]
         caplog.clear()
         return [count for count in found if isinstance(count, int)]
 

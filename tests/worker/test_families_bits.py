@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def run(bench: Bench, cache: PrefixCache | None, tokens: list[int], steps: int =
 
 
 def distance(a: Run, b: Run) -> float:
-    return max(mx.abs(x - y).max().item() for x, y in zip(a.logprobs, b.logprobs, strict=True))
+    return max(mx.abs(x - y).max().item() for x, y in zip(a.logprobs, b.logprobs, strict=True))  # pyright: ignore[reportArgumentType]  # floats
 
 
 @pytest.mark.parametrize("tier", ["ram", "disk"])
@@ -290,7 +291,7 @@ def test_recurrent_state_is_kept_as_exactly_as_it_is(bench: Bench) -> None:
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5"])
 def test_models_in_bfloat16_restore_bit_for_bit(tmp_path: Path, family: str) -> None:
     path = family_model(tmp_path / family, family)
-    weights = mx.load(str(path / "model.safetensors"))
+    weights = cast("dict[str, mx.array]", mx.load(str(path / "model.safetensors")))
     halved = {name: array if name.endswith("A_log") else array.astype(mx.bfloat16) for name, array in weights.items()}
     mx.eval(halved)
     mx.save_safetensors(str(path / "model.safetensors"), halved)
@@ -361,7 +362,7 @@ def test_a_cache_that_cannot_be_put_back_is_refused_with_the_reason() -> None:
     with pytest.raises(NotCacheable, match="empty"):
         Layout.of([ArraysCache(2)])
     with pytest.raises(NotCacheable, match=r"layer 0 uses .*Strange"):
-        Layout.of([Strange()])
+        Layout.of([Strange()])  # pyright: ignore[reportArgumentType]
 
 
 class Strange:

@@ -128,7 +128,7 @@ def vector() -> np.ndarray:
         (Recipe(skip=frozenset({"blk.1.ffn_up.weight"})), "missing_tensor", "model.layers.1.mlp.up_proj.weight"),
         (Recipe(pre="poro-chat"), "unsupported_tokenizer", "poro-chat"),
         (Recipe(integers={"llama.expert_count": 8}), "unsupported_architecture", "mixture of experts"),
-        (Recipe(extra={"output_norm.weight": vector() * np.nan}), "check_failed", "NaN"),
+        (Recipe(extra={"output_norm.weight": vector() * np.float32(np.nan)}), "check_failed", "NaN"),
         (Recipe(extra={"output_norm.weight": np.ones(7, dtype=np.float32)}), "check_failed", "does not load"),
     ],
 )

@@ -92,7 +92,7 @@ def test_repacked_weights_are_the_dequantized_ones(kind: Kind, on_gpu: bool, tmp
         arrays = [mx.array(packed[f"{layer}.{part}"]) for part in ("weight", "scales", "biases")]
         wide = [arrays[0], arrays[1].astype(mx.float32), arrays[2].astype(mx.float32)]
         values = np.array(mx.dequantize(*wide, group_size=32, bits=bits))
-        np.testing.assert_allclose(values, dense[target], atol=1e-6)
+        np.testing.assert_allclose(values, dense[target], atol=1e-6)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def test_mixed_widths_are_named_per_layer(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_bfloat16_is_rounded_to_nearest_even(tmp_path: Path) -> None:
     file = opened(tmp_path, Recipe())
     for mapped in plan_tensors(file):
         bits, wide = convert(mapped, Layout("bfloat16", {}))[0], convert(mapped, FLOAT32)[0]
-        expected = np.array(mx.array(wide).astype(mx.bfloat16).view(mx.uint16))
+        expected = np.array(mx.array(wide).astype(mx.bfloat16).view(mx.uint16))  # pyright: ignore[reportArgumentType]
         np.testing.assert_array_equal(bits, expected)
 
 

@@ -78,7 +78,7 @@ def test_fewer_tokens_than_its_start_are_neither_kept_nor_found(tmp_path: Path) 
 
 def test_scores_of_a_prompt_are_those_of_the_run_that_goes_on_from_them(tmp_path: Path) -> None:
     loaded = bench(tmp_path, KvQuantizing(4, 32, 50)).loaded
-    found: list[list[float]] = []
+    found: list[list[object]] = []
     for chunk in (7, 64):
         scoring = Scoring(loaded.model, loaded.new_cache(), prompt(120), 0, loaded.vocab_size, chunk, loaded.quantizing)
         scored = scoring.advance(float("inf"))

@@ -552,7 +552,7 @@ def test_what_was_lent_goes_back_when_it_was_not_needed_for_a_while(model: Path)
 
 def test_an_idle_engine_looks_soon_after_its_last_request_whether_it_needs_what_was_lent() -> None:
     said: list[int] = []
-    appetite = Appetite(Admission(KvCost(()), 100, 1000), said.append, loan_s=30.0)
+    appetite = Appetite(Admission(KvCost(()), 100, 1000), said.append, loan_s=30.0)  # pyright: ignore[reportArgumentType]
     appetite.granted(300)
     now, needed = 50.0, 300
     while not said and now < 200.0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,7 +196,7 @@ def test_whatever_happens_every_request_ends_once_and_everything_can_be_asked(
     model = type(days[0].scheduler._loaded.model)
     call = model.__call__
 
-    def fragile(model: object, *args: object, **more: object) -> object:
+    def fragile(model: Any, *args: Any, **more: Any) -> object:
         result = call(model, *args, **more)
         if break_next:
             break_next.clear()
