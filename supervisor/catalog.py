@@ -15,6 +15,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 NO_TYPES: Mapping[str, str] = MappingProxyType({})
 GET_ONE_IN = "omlxctl models add DIR, or: omlxctl models import FILE.gguf"
 """What to tell whoever has no model yet."""
+NOT_MODELS = ("datasets--", "spaces--")
+"""How other downloads in the hub's cache begin."""
 PROCESS_NAMES = frozenset({"omlxd", "gateway", "text", "janitor"})
 """`omlxctl logs` and `restart` take them beside model ids."""
 
@@ -130,12 +132,16 @@ def _in_child(child: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]
     elif not child.is_dir():
         if child.is_symlink():
             skipped.append(Skipped(child, "it is a link to something that is not there"))
+    elif child.name.startswith(NOT_MODELS):
+        return
     elif child.name.startswith("models--"):
         yield from _hub_snapshot(child, skipped)
     elif _is_listed(child):
         yield child.name, child
     elif inner := [c for c in _children(child, skipped) if _is_listed(c)]:
         yield from ((f"{child.name}/{c.name}", c) for c in inner)
+    elif gguf := next((file for depth in ("*.gguf", "*/*.gguf") for file in sorted(child.glob(depth))), None):
+        skipped.append(Skipped(child, f"a GGUF file has to be converted: omlxctl models import {gguf}"))
     else:
         skipped.append(Skipped(child, "it has no config.json, nor have the directories in it"))
 

@@ -51,6 +51,17 @@ def test_a_hub_download_of_nothing_is_passed_over_with_the_reason(tmp_path: Path
     assert reasons(scan([tmp_path])) == dict.fromkeys(("models--o--m", "models--o--n"), "its download has no snapshot")
 
 
+def test_other_downloads_of_the_hub_are_no_matter_and_gguf_files_are_found_where_lm_studio_puts_them(tmp_path: Path) -> None:
+    model(tmp_path / "hub" / "models--o--m" / "snapshots" / "abc")
+    (tmp_path / "hub" / "datasets--squad" / "snapshots").mkdir(parents=True)
+    file = tmp_path / "studio" / "org" / "Some-GGUF" / "some.Q4_0.gguf"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    catalog = scan([tmp_path / "hub", tmp_path / "studio"])
+    assert ids(catalog) == ["o/m"]
+    assert reasons(catalog) == {"org": f"a GGUF file has to be converted: omlxctl models import {file}"}
+
+
 def test_a_model_that_is_registered_and_in_a_directory_that_is_served_is_one_model(tmp_path: Path) -> None:
     there = model(tmp_path / "all" / "m")
     (tmp_path / "own").mkdir()
