@@ -13,7 +13,7 @@ from typing import cast
 
 from supervisor.catalog import ADAPTER_CONFIG as CONFIG
 from supervisor.catalog import Catalog, CatalogEntry, Skipped
-from supervisor.model_files import WEIGHTS, Damaged, tensor_shapes, weights_bytes_of
+from supervisor.model_files import WEIGHTS, Damaged, stamp, tensor_shapes, weights_bytes_of
 from supervisor.settings import ModelSettings, Settings
 
 TENSORS, PEFT_TENSORS = "adapters.safetensors", "adapter_model.safetensors"
@@ -86,17 +86,17 @@ def _base_name(path: Path) -> str:
 
 
 def _entry(base: CatalogEntry, name: str, path: Path) -> CatalogEntry:
-    own_bytes, changed, created, problem = 0, 0.0, base.files.created, base.files.problem
+    own_bytes, changed, created, problem = 0, "", base.files.created, base.files.problem
     try:
         own_bytes = _checked(base, path)
-        changed = max((path / file).stat().st_mtime for file in (CONFIG, TENSORS))
+        changed = stamp(path)
         created = path.stat().st_mtime
     except (Damaged, OSError) as e:
         problem = problem or f"its adapter {path} cannot be used: {e}"
     files = replace(
         base.files,
         weights_bytes=base.files.weights_bytes + own_bytes,
-        changed=max(base.files.changed, changed),
+        changed=f"{base.files.changed}+{changed}",
         created=created,
         problem=problem,
     )

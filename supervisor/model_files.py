@@ -1,5 +1,7 @@
 """Reads what a model directory says of itself: config, weights' headers, sampling defaults. Opens no tensor, needs no MLX."""
 
+import contextlib
+import hashlib
 import json
 import os
 import struct
@@ -13,6 +15,8 @@ from supervisor.settings_values import Refused
 
 WEIGHTS = "model*.safetensors"
 """What mlx_lm loads; a directory may hold the same weights again under another name (consolidated.safetensors)."""
+PARTS = {".safetensors", ".json", ".jinja", ".model", ".txt", ".py"}
+"""Of the files a model is made of: weights, configuration, tokenizer, chat template, code."""
 MAX_HEADER_BYTES = 100 * 2**20
 """The limit of the safetensors format itself."""
 LARGEST = 2**40
@@ -42,8 +46,8 @@ class ModelFiles:
     kv_bytes_per_token: int
     kv_element_bytes: int
     created: float
-    changed: float
-    """When the newest of config and weights was written."""
+    changed: str
+    """Another one when any of the files that make up the model is written, replaced or taken away."""
     generation: Mapping[str, object] = field(default_factory=dict[str, object])
     """generation_config.json's sampling defaults under the names of `protocol.Sampling`, and max_tokens."""
     problem: str | None = None
@@ -78,10 +82,21 @@ def read_model(directory: Path, model_type: str | None = None) -> ModelFiles:
         kv_bytes_per_token=min(kv_bytes, LARGEST),
         kv_element_bytes=dtype_bytes,
         created=directory.stat().st_mtime,
-        changed=max(file.stat().st_mtime for file in (directory / "config.json", *shards) if file.exists()),
+        changed=stamp(directory),
         generation=_generation(directory),
         problem=problem,
     )
+
+
+def stamp(directory: Path) -> str:
+    """Of the files as they are now. A copy that keeps the time of its original may be older than what it replaces."""
+    found: list[tuple[str, int, int]] = []
+    for file in sorted((*directory.iterdir(), *directory.glob("additional_chat_templates/*.jinja"))):
+        with contextlib.suppress(OSError):
+            if file.suffix in PARTS and file.is_file():
+                at = file.stat()
+                found.append((file.name, at.st_size, at.st_mtime_ns))
+    return hashlib.sha256(repr(found).encode(errors="replace")).hexdigest()[:16]
 
 
 def _config(directory: Path, model_type: str | None) -> dict[str, object]:

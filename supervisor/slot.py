@@ -384,6 +384,8 @@ class Machine:
             slot.removed = False
             if slot_shed.changed(slot, cost):
                 self._forgive(slot, "load settings changed")
+            elif slot.failed is not None and slot.failed.code == "model_unloadable":
+                slot.probe_at = board.now  # what was missing may be back as it was: a disk, a file
 
     def _remove(self, slot: Slot) -> None:
         board = self._board

@@ -9,7 +9,7 @@ from supervisor.load_options import KvQuantizing, LoadOptions
 from supervisor.model_files import ModelFiles
 from supervisor.settings_load import SettingsInvalid, load
 
-FILES = ModelFiles(context=32_768, weights_bytes=1000, kv_bytes_per_token=400, kv_element_bytes=2, created=0, changed=0)
+FILES = ModelFiles(context=32_768, weights_bytes=1000, kv_bytes_per_token=400, kv_element_bytes=2, created=0, changed="")
 
 
 def problems(home: Path, models: object) -> list[str]:

@@ -269,6 +269,22 @@ def test_a_loaded_model_whose_files_are_taken_away_is_unloaded_at_the_next_look(
     assert small.status()["models"] == []
 
 
+def test_a_reload_finds_what_came_back_as_it_was_and_what_replaced_a_newer_file(tiny: Path, tmp_path: Path) -> None:
+    """A disk that was unplugged and is there again; a chat template from a backup, older than everything else."""
+    path = Path(shutil.copytree(tiny, tmp_path / "m"))
+    with running({"m": path}) as server:
+        path.rename(tmp_path / "unplugged")
+        assert server.chat("m", "hello", max_tokens=2).status == 400
+        (tmp_path / "unplugged").rename(path)
+        server.ctl("reload")
+        before = server.chat("m", "hello", max_tokens=2).json()["usage"]["prompt_tokens"]
+        config = path / "tokenizer_config.json"
+        config.write_text(config.read_text().replace("<|im_start|>assistant", "<|im_start|>the long way from here to there"))
+        os.utime(config, (0, 0))
+        server.ctl("reload")
+        assert server.chat("m", "hello", max_tokens=2).json()["usage"]["prompt_tokens"] > before
+
+
 def test_the_same_model_removed_by_two_at_once_is_removed_once_and_both_are_answered(small: Server) -> None:
     small.ctl("load", "tiny")
     codes: list[int] = []
