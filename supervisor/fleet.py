@@ -158,7 +158,8 @@ class Fleet:
         """To one that has not said hello its assignment says it."""
         worker = self._current(effect.model, effect.gen)
         if worker is not None and worker.greeted:
-            self._shell.send(worker.identity, Grant(kv_bytes=effect.kv_bytes, hot_bytes=effect.hot_bytes))
+            more_soon = effect.more_soon or None
+            self._shell.send(worker.identity, Grant(kv_bytes=effect.kv_bytes, hot_bytes=effect.hot_bytes, more_soon=more_soon))
 
     def dump_all_stacks(self) -> list[str]:
         """Models whose workers were told to write their stacks into their logs; one that has not said hello would die of it."""

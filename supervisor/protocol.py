@@ -396,6 +396,8 @@ class Want(Message, frozen=True, kw_only=True):
 class Grant(Message, frozen=True, kw_only=True):
     KIND = "grant"
     kv_bytes: int | None = None
+    more_soon: bool | None = None
+    """Less KV than it asked for, but memory is being freed for it: nothing need be put aside yet."""
     hot_bytes: int | None = None
     neighbours_busy: int | None = None
     """Other workers that have requests now: from the first one on `Activity` is of interest."""

@@ -295,6 +295,8 @@ class GrantMemory:
     gen: int
     kv_bytes: int | None = None
     hot_bytes: int | None = None
+    more_soon: bool = False
+    """It asked for more KV than that, and hot caches shrink or models leave for it."""
 
 
 @dataclass(frozen=True, slots=True)

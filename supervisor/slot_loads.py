@@ -35,6 +35,7 @@ def advance(board: Board) -> None:
         if _head(board) is None:
             slot_memory.lend(board)
             slot_memory.grow_hot(board)
+    slot_memory.answer(board)
 
 
 def _settle(board: Board, slot: Slot, worker: Worker) -> None:

@@ -136,18 +136,16 @@ def want(board: Board, slot: Slot, worker: Worker, event: WorkerWants) -> None:
     if event.kv_bytes < worker.kv_bytes:
         _take_back(board, slot, worker, event.kv_bytes)
         return
-    before_bytes = worker.kv_bytes
     worker.wants_kv_bytes, worker.wanted_at = event.kv_bytes, board.now
+    worker.owed_answer = True  # though it get nothing: it waits, to know whether it has to put something aside
     lend(board)
-    if worker.kv_bytes == before_bytes:  # it waits for an answer, to know whether it has to put something aside
-        board.say(GrantMemory(slot.model, worker.gen, kv_bytes=before_bytes))
 
 
 def _take_back(board: Board, slot: Slot, worker: Worker, kv_bytes: int) -> None:
     keep_bytes = max(kv_bytes, slot.cost.kv_bytes)
     board.ledger.lend(slot.model, keep_bytes - worker.kv_bytes)
     worker.kv_bytes, worker.wants_kv_bytes = keep_bytes, 0
-    board.say(GrantMemory(slot.model, worker.gen, kv_bytes=keep_bytes))
+    worker.owed_answer = True
 
 
 def lend(board: Board) -> None:
@@ -161,7 +159,18 @@ def lend(board: Board) -> None:
         if given_bytes > 0:
             board.ledger.lend(slot.model, given_bytes)
             worker.kv_bytes += given_bytes
-            board.say(GrantMemory(slot.model, worker.gen, kv_bytes=worker.kv_bytes))
+            worker.owed_answer = True
+
+
+def answer(board: Board) -> None:
+    """Says what has been lent, after all that makes room for more has begun."""
+    makes_room = coming_back_bytes(board) > 0 or any(slot.state is SlotState.STOPPING for slot in board.slots.values())
+    waiting = {slot.model for slot, _, _ in _wanting(board)} if makes_room and level(board) < Level.HARD else set[str]()
+    for slot in board.slots.values():
+        if slot.worker is not None and slot.worker.owed_answer:
+            slot.worker.owed_answer = False
+            more_soon = slot.model in waiting
+            board.say(GrantMemory(slot.model, slot.worker.gen, kv_bytes=slot.worker.kv_bytes, more_soon=more_soon))
 
 
 def wanted_bytes(board: Board) -> int:

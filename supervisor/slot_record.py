@@ -58,6 +58,7 @@ class Worker:
     kv_bytes: int = 0  # what it may use for KV
     wants_kv_bytes: int = 0  # and what it asked for
     wanted_at: float = 0.0
+    owed_answer: bool = False  # what it may use is still to be said, once it is known what makes room for it
     hot_bytes: int = 0  # granted for the RAM tier of its prefix cache
     hot_held_bytes: int = 0  # in it, as it said last
     dumped_at: float | None = None

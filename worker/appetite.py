@@ -11,6 +11,8 @@ from worker.admission import Admission
 ASK_AGAIN_S = 5.0
 ANSWER_S = 0.5
 """An answer takes a millisecond; a supervisor that has not spoken by then has other troubles."""
+SOON_S = 3.0
+"""A hot cache has shrunk when the next heartbeat says so, within 1 s; a worker that exits takes a little longer."""
 LOAN_S = 30.0
 """Agents pause between two turns: what they needed a moment ago they will likely need again."""
 LOOK_EVERY_S = 0.25
@@ -28,7 +30,7 @@ class Appetite:
         self._assigned_bytes = admission.granted_bytes
         self._asked_bytes = 0
         self._asked_at = 0.0
-        self._awaits = False
+        self._awaits_until = 0.0
         self._spare_since: float | None = None
         self._most_bytes = 0
         """Needed since then."""
@@ -45,18 +47,19 @@ class Appetite:
 
     def ask(self, needed_bytes: int, now: float) -> None:
         if needed_bytes > self._asked_bytes or now - self._asked_at > ASK_AGAIN_S:
-            self._asked_bytes, self._asked_at, self._awaits = needed_bytes, now, True
+            self._asked_bytes, self._asked_at = needed_bytes, now
+            self._awaits_until = max(self._awaits_until, now + ANSWER_S)
             self._say(needed_bytes)
 
-    def granted(self, kv_bytes: int) -> None:
+    def granted(self, kv_bytes: int, now: float, *, more_soon: bool = False) -> None:
         if kv_bytes >= self._asked_bytes:
             self._asked_bytes = 0
         self._admission.granted_bytes = kv_bytes
-        self._awaits = False
+        self._awaits_until = now + SOON_S if more_soon else 0.0
 
     def awaits_answer(self, now: float) -> bool:
         """More may be granted at any moment: nobody need be put aside yet."""
-        return self._awaits and now - self._asked_at < ANSWER_S
+        return now < self._awaits_until
 
     def is_due(self, now: float) -> bool:
         """To be asked before `settle`: what is needed is not worth summing up at every step."""

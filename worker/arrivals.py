@@ -91,11 +91,18 @@ class Arrivals:
             sequence.parked()
             self._line.rejoin(sequence)
 
-    def put_back(self) -> None:
-        """Whoever is being restored waits again, and what was read for it is let go."""
-        if self._restoring is not None and isinstance(self._restoring[1], Restore):
-            self._line.rejoin(self._restoring[0])
-            self._restoring = None
+    def put_back(self, *, scored_too: bool) -> bool:
+        """Whoever is being restored waits again, and what was read for it is let go; whether somebody was put back.
+
+        What was scored would have to be scored again: that goes only where nothing may stay.
+        """
+        if self._restoring is None or not (scored_too or self.is_restoring):
+            return False
+        sequence, _ = self._restoring
+        self._restoring = None
+        sequence.put_back()
+        self._line.rejoin(sequence)
+        return True
 
     def leave(self, rids: set[str]) -> list[Sequence]:
         """Takes the sequences of those requests out."""

@@ -63,14 +63,14 @@ class Parking:
 
         The last running answer goes on unless it is.
         """
-        self._arrivals.put_back()
+        put_back = self._arrivals.put_back(scored_too=is_critical)
         before_bytes = self._lanes.cache_bytes
         left_bytes = 0 if is_critical else before_bytes - wanted_bytes
         parked = 0
         while self._lanes.cache_bytes > left_bytes and (victim := self._victim(is_critical=is_critical)) is not None:
             self._put_aside([victim], "memory is critical" if is_critical else "memory is short")
             parked += 1
-        if self._lanes.rows or parked:
+        if self._lanes.rows or parked or (put_back and is_critical):
             self._hold_until = now + HOLD_S
             self._admission.pressed_bytes = self.needed_bytes(self._lanes.sequences())
             self._admission.is_shut = not self._lanes.rows

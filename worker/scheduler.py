@@ -162,8 +162,9 @@ class Scheduler:
             set_blas_threads(grant.blas_threads)
         if grant.kv_bytes is not None:
             limit_memory(self._loaded.weights_bytes, grant.kv_bytes)
-            self._appetite.granted(grant.kv_bytes)
-            self._parking.fit_grant(time.monotonic())
+            now = time.monotonic()
+            self._appetite.granted(grant.kv_bytes, now, more_soon=bool(grant.more_soon))
+            self._parking.fit_grant(now)
         if grant.neighbours_decoding is not None:
             self._neighbours_decoding = grant.neighbours_decoding
         if self.prefix is None:

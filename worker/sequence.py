@@ -92,6 +92,10 @@ class Sequence:
         if self._prefill_at is None:
             self._prefill_at, self.cached_hot, self.cached_cold = now, cached_hot, cached_cold
 
+    def put_back(self) -> None:
+        """It waits again, before it came into a lane."""
+        self.stage = Stage.WAITING
+
     def parked(self) -> None:
         """It is out of its lane and goes on later from `tokens`; what it has said stays said."""
         self.stage = Stage.WAITING

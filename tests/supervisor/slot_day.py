@@ -44,6 +44,7 @@ class Day:
         self.world = World()
         self.seen: Counter[str] = Counter()
         self.idle_ticks = 0
+        self._jumped_at = 0.0
         self.memory = (Level.NONE, BUDGET)
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._entries = 0
@@ -237,9 +238,16 @@ class Day:
             return
         process.silent, process.stuck = self.random.choice(((True, True), (False, True)))
         if process.silent:
-            self._after(NOTICED_S, lambda: self._is_gone(model, process))
+            self._must_be_gone(model, process)
 
-    def _is_gone(self, model: str, process: Process) -> None:
+    def _must_be_gone(self, model: str, process: Process) -> None:
+        since = self.world.now
+        self._after(NOTICED_S, lambda: self._is_gone(model, process, since))
+
+    def _is_gone(self, model: str, process: Process, since: float) -> None:
+        if self._jumped_at > since:  # every wait began anew then
+            self._must_be_gone(model, process)
+            return
         assert self.world.processes.get(model) is not process, f"{model} has hung for {NOTICED_S:g} s and nobody noticed"
 
     def gateway(self) -> None:
@@ -248,6 +256,7 @@ class Day:
     def jump(self) -> None:
         """The machine slept, or its clock did: nobody said anything for as long as that."""
         self.world.now += self.random.choice((20.0, 300.0, 2 * HOUR_S))
+        self._jumped_at = self.world.now
         self.world.do(Tick())
 
     def pressure(self) -> None:

@@ -153,6 +153,20 @@ def test_nobody_goes_for_kv_whose_want_was_taken_back() -> None:
     assert not only(subject.wait(20), AskStop)
 
 
+def test_whoever_asks_for_kv_hears_that_more_comes_while_others_still_give_it_up() -> None:
+    subject = stage(cost("a", 4), cost("b", 4, hot=2), cost("c", 1))
+    subject.ready_model("b")
+    subject.ready_model("a")
+    for rid, model in (("r1", "a"), ("r2", "b")):
+        subject.acquire(rid, model)
+    subject.do(WorkerBeat("b", 1, 1, 1, hot_bytes=2 * GIB))
+    kv = [effect for effect in subject.do(WorkerWants("a", 1, 3 * GIB)) if getattr(effect, "kv_bytes", None)]
+    assert kv == [GrantMemory("a", 1, kv_bytes=GIB, more_soon=True)], "b holds what it is to give up"
+    kv = [effect for effect in subject.do(WorkerBeat("b", 1, 2, 1)) if getattr(effect, "kv_bytes", None)]
+    assert kv == [GrantMemory("a", 1, kv_bytes=3 * GIB)]
+    assert one(subject.do(WorkerWants("a", 1, 9 * GIB)), GrantMemory) == GrantMemory("a", 1, kv_bytes=3 * GIB), "that is all"
+
+
 def test_no_model_is_evicted_for_kv_that_would_still_not_fit() -> None:
     subject = stage(cost("a", 4), cost("b", 4))
     subject.ready_model("b")

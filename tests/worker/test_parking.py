@@ -387,6 +387,24 @@ def test_a_grant_that_shrinks_parks_what_does_not_fit(model: Path, monkeypatch: 
         assert_same_greedy(model, prompt(30, i), greedy_ids(model, prompt(30, i), 100), answer.ids)
 
 
+def test_nobody_is_parked_while_memory_is_being_freed_for_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.appetite.SOON_S", 1e6)
+    monkeypatch.setattr("worker.appetite.ANSWER_S", 0.0)
+    row_bytes = 2 * 512 * PER_TOKEN
+    with running(model, kv_bytes=2 * row_bytes) as e:
+        gate = Gate(monkeypatch)
+        answers = [e.submit(f"r{i}", prompt(30, i), 100) for i in range(2)]
+        gate.let(10)
+        e.engine.grant(Grant(kv_bytes=row_bytes, more_soon=True))
+        gate.let(2 * parking.LOOK_EVERY_ROUNDS)
+        assert {row.rid for row in e.sink.steps[-1]} == {"r0", "r1"}
+        e.engine.grant(Grant(kv_bytes=row_bytes))
+        gate.let(2)
+        assert {row.rid for row in e.sink.steps[-1]} == {"r0"}, "no more will come"
+        finish(e, gate, *answers)
+        assert e.engine.beat().parks == 1
+
+
 def test_answers_that_outgrow_what_was_set_aside_for_them_park_the_newest(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.admission.ANSWER_TOKENS", 64)
     monkeypatch.setattr("worker.appetite.ANSWER_S", 0.0)  # nobody lends anything here
@@ -553,8 +571,8 @@ def test_what_was_lent_goes_back_when_it_was_not_needed_for_a_while(model: Path)
 def test_an_idle_engine_looks_soon_after_its_last_request_whether_it_needs_what_was_lent() -> None:
     said: list[int] = []
     appetite = Appetite(Admission(KvCost(()), 100, 1000), said.append, loan_s=30.0)  # pyright: ignore[reportArgumentType]
-    appetite.granted(300)
     now, needed = 50.0, 300
+    appetite.granted(300, now)
     while not said and now < 200.0:
         if appetite.is_due(now):
             appetite.settle(needed, now)
@@ -586,7 +604,7 @@ def test_a_part_of_what_was_asked_for_leaves_the_rest_to_be_taken_back() -> None
     said: list[int] = []
     appetite = Appetite(Admission(KvCost(()), 100, 1000), said.append, loan_s=30.0)
     appetite.ask(300, 50.0)
-    appetite.granted(200)
+    appetite.granted(200, 51.0)
     assert appetite.has_asked and appetite.is_due(51.0)
     appetite.settle(250, 51.0)
     assert said == [300], "it is needed still"
