@@ -69,7 +69,7 @@ class Appetite:
         """Takes back what nobody needs that it asked for, gives back what was not needed for `loan_s`; whether it gave."""
         self._looked_at = now
         if self.has_asked and needed_bytes <= self._admission.granted_bytes:
-            self._asked_bytes, self._awaits = 0, False
+            self._asked_bytes, self._awaits_until = 0, 0.0
             self._say(self._admission.granted_bytes)
         if needed_bytes >= self._admission.granted_bytes:
             self._spare_since = None
