@@ -1,9 +1,13 @@
 """Reads a request body as a JSON object: size limits, compressed bodies, and everything that is not JSON.
 
+One thing that is not JSON is repaired: half an emoji. Agents cut tool results by UTF-16 units, and from then on every turn of
+the session carries the same broken pair: refusing it would end the session.
+
 The content type is not looked at: curl calls a body form-encoded unless told otherwise.
 """
 
 import asyncio
+import re
 import time
 import zlib
 from typing import cast
@@ -15,12 +19,17 @@ from gateway.config import GatewayConfig
 from gateway.desk import RECORD
 from gateway.errors import ApiError, InvalidRequest
 
+SURROGATES = re.compile(
+    rb"(?<!\\)((?:\\\\)*)\\u(?:([dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+"""An escaped pair (then group 2 is there), or half of one. An even number of backslashes before it is text."""
+
 
 async def json_object(request: web.Request, config: GatewayConfig) -> dict[str, object]:
     """Raises `ApiError`: 413 over a limit, 400 for what is not a JSON object in UTF-8."""
     data = await _read(request, config.max_body_bytes)
     try:
-        value = cast(object, pydantic_core.from_json(data, allow_inf_nan=False))
+        value = _parsed(data)
     except ValueError as e:
         raise InvalidRequest(f"The body is not valid JSON: {e}.", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -28,6 +37,17 @@ async def json_object(request: web.Request, config: GatewayConfig) -> dict[str, 
     if _text_bytes(cast(object, value), config.text_limit_bytes) > config.text_limit_bytes:
         raise _too_large(f"The request holds more than {config.text_limit_bytes} bytes of text.")
     return cast("dict[str, object]", value)
+
+
+def _parsed(data: bytes) -> object:
+    """Half a surrogate pair becomes U+FFFD, as in any program that reads such text. Raises ValueError."""
+    try:
+        return cast(object, pydantic_core.from_json(data, allow_inf_nan=False))
+    except ValueError as e:
+        if "hex escape" not in str(e):  # what else is wrong with a large body need not be looked through
+            raise
+    whole = SURROGATES.sub(lambda found: found[0] if found[2] else found[1] + rb"\ufffd", data)
+    return cast(object, pydantic_core.from_json(whole, allow_inf_nan=False))
 
 
 async def _read(request: web.Request, limit_bytes: int) -> bytes:

@@ -41,6 +41,14 @@ MAX_DEADLINE_S = 86_400.0
 PRIORITIES = {"interactive": 1, "normal": 0, "batch": -1}
 
 
+def _as_answer_tokens(value: object) -> object:
+    """LM Studio's and llama.cpp's way to say: as many as there is room for."""
+    return None if value == -1 else value
+
+
+AnswerTokens = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | None, BeforeValidator(_as_answer_tokens)]
+
+
 class _Body(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
@@ -57,9 +65,9 @@ class _Generation(_Body):
     stream_options: StreamOptions | None = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), BeforeValidator(as_stops)] = []
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_tokens: AnswerTokens = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
@@ -163,7 +171,7 @@ class ChatMessage(_Body):
 
 class ChatRequest(_Generation):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: AnswerTokens = None
     chat_template_kwargs: Annotated[dict[str, object], PlainValidator(as_template_kwargs)] = {}
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     continue_final_message: bool | None = None

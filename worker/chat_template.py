@@ -119,7 +119,16 @@ def _rendered(template: jinja2.Template, variables: Mapping[str, object]) -> str
             raise TemplateError(
                 f"the model's chat template makes more than {MAX_RENDERED_CHARS} characters of this conversation"
             )
-    return "".join(pieces)
+    return _well_formed("".join(pieces))
+
+
+def _well_formed(text: str) -> str:
+    """Halves of surrogate pairs, as an emoji cut in two leaves in the JSON of tool arguments, are no text: U+FFFD for each."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _continued(template: jinja2.Template, messages: Messages, variables: Mapping[str, object]) -> str:

@@ -29,7 +29,8 @@ MALFORMED: list[bytes] = [
     b"\x00",
     b'{"model": "tiny", "messages": [{"role": "user", "content": "a\x00b"}]}',
     b'{"model": "tiny", "messages": [{"role": "user", "content": "\xff\xfe"}]}',
-    b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}',
+    b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud8"}]}',
     b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
     b"[" * 100_000,
     b'{"model": "tiny"} trailing',
@@ -63,7 +64,7 @@ WRONG: list[tuple[dict[str, object], str, str]] = [
     ({"temperature": -0.1}, "temperature", "invalid_value"),
     ({"temperature": "hot"}, "temperature", "invalid_type"),
     ({"temperature": True}, "temperature", "invalid_type"),
-    ({"top_p": 0}, "top_p", "invalid_value"),
+    ({"top_p": -0.1}, "top_p", "invalid_value"),
     ({"top_p": 1.01}, "top_p", "invalid_value"),
     ({"min_p": 1.5}, "min_p", "invalid_value"),
     ({"top_k": -2}, "top_k", "invalid_value"),
@@ -140,6 +141,7 @@ CALLS = [
 PARTS = [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}]
 FINE: list[dict[str, object]] = [
     {"tools": [], "tool_choice": None, "stop": None, "temperature": None, "n": 1, "logprobs": False, "stream": None},
+    {"top_p": 0},
     {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "presence_penalty": -2, "repetition_penalty": 1.1, "seed": -1},
     {"messages": [*SYSTEMS, USER, USER]},
     {"messages": [USER, *CALLS]},
@@ -203,6 +205,37 @@ async def test_what_clients_really_send_is_taken(stand: Stand) -> None:
         async with stand.http.post("/v1/chat/completions", json={**CHAT, **fields}) as response:
             assert response.status == 200, (fields, await response.text())
             assert "x-omlxd-ignored" not in response.headers, fields
+
+
+HALVES = {
+    r"cut \ud83d\u2026": "cut \ufffd\u2026",
+    r"\uDC00\ud83d\ud83d\ude00": "\ufffd\ufffd\U0001f600",
+    r"\n\uD800": "\n\ufffd",
+    r"\ud800 \\ud83d \\\ud83d": "\ufffd \\ud83d \\\ufffd",
+    r"{\"a\": \"\\ud83d\"} \udfff": '{"a": "\\ud83d"} \ufffd',
+}
+"""JSON text with half an emoji, as agents that cut texts send it, and what it says."""
+
+
+@pytest.mark.parametrize("sent", HALVES)
+async def test_half_an_emoji_does_not_end_the_session_it_is_in(stand: Stand, sent: str) -> None:
+    await stand.start()
+    body = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "{sent}"}}]}}'
+    async with stand.http.post("/v1/chat/completions", data=body.encode()) as response:
+        assert response.status == 200, await response.text()
+    (submit,) = stand.worker.all(Submit)
+    assert submit.prompt.messages == [{"role": "user", "content": HALVES[sent]}]
+
+
+async def test_minus_one_token_is_as_many_as_there_is_room_for(stand: Stand) -> None:
+    await stand.start()
+    for fields in (
+        {"max_tokens": -1},
+        {"max_tokens": -1, "max_completion_tokens": -1},
+        {"max_tokens": 7, "max_completion_tokens": -1},
+    ):
+        assert (await stand.chat(**fields))[0] == 200
+    assert [submit.max_tokens for submit in stand.worker.all(Submit)] == [None, None, 7]
 
 
 async def test_messages_reach_the_worker_as_the_template_needs_them(stand: Stand) -> None:

@@ -160,6 +160,14 @@ def test_a_part_that_is_not_text_is_refused_by_name(tmp_path: Path) -> None:
         opened(tmp_path, CHATML).encode_chat(talk)
 
 
+def test_half_an_emoji_in_tool_arguments_is_shown_as_a_broken_character(tmp_path: Path) -> None:
+    """Inside them it is JSON within JSON, which no parser on the way has looked at."""
+    for source, seen in ((r"cut \ud83d", "cut \ufffd"), (r"\ud83d\ude00", "\U0001f600")):
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "' + source + '"}'}}
+        talk: Messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        assert f'{{"a": "{seen}"}}' in rendered(opened(tmp_path, WITH_TOOLS), talk)
+
+
 # ------------------------------------------------------------------ shapes that templates refuse
 
 
