@@ -28,6 +28,8 @@ class Draft:
     name: str
     path: Path
     files: ModelFiles
+    model_type: str | None = None
+    """Where its own settings name one: its config.json has no say then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def _found(name: str, large: CatalogEntry, catalog: Catalog, settings: Settings)
         raise _Unusable("it is an adapter")
     if entry.files.problem is not None:
         raise _Unusable(entry.files.problem)
-    return Draft(entry.id, entry.path, entry.files)
+    return Draft(entry.id, entry.path, entry.files, settings.of_model(entry.id).model_type)
 
 
 def _in_directory(name: str) -> tuple[Path, ModelFiles]:

@@ -47,6 +47,7 @@ class LoadOptions:
             given |= {"kv_bits": self.kv.bits, "kv_group_size": self.kv.group_size, "quantized_kv_start": self.kv.start}
         if self.draft is not None:
             given |= {"draft_model": self.draft.name, "draft_path": str(self.draft.path), "num_draft_tokens": self.draft_tokens}
+            given["draft_model_type"] = self.draft.model_type
         return given
 
     def facts(self) -> list[object]:

@@ -109,13 +109,15 @@ def open_draft(spec: LoadSpec, model: LoadedModel, progress: Progress) -> DraftM
     name, place, most_tokens = (spec.settings.get(key) for key in ("draft_model", "draft_path", "num_draft_tokens"))
     if not (isinstance(name, str) and isinstance(place, str) and isinstance(most_tokens, int)):
         return None
-    trust = bool(spec.settings.get("trust_remote_code"))
+    trust, model_type = bool(spec.settings.get("trust_remote_code")), spec.settings.get("draft_model_type")
     try:
         own, drafts = (Text.open(Path(path)).tokenizer.get_vocab() for path in (spec.ref.path, place))
     except ModelUnreadable as e:
         raise ModelUnloadable(f"draft_model {name}: {e}") from e
     check_same_tokens(name, own, drafts)
-    loaded = load(open_checkpoint(Path(place), trust_remote_code=trust), progress, trust_remote_code=trust)
+    instead = model_type if isinstance(model_type, str) else None
+    checkpoint = open_checkpoint(Path(place), trust_remote_code=trust, model_type=instead)
+    loaded = load(checkpoint, progress, trust_remote_code=trust)
     return DraftModel(name, loaded, model.vocab_size, most_tokens)
 
 

@@ -131,6 +131,9 @@ def test_a_model_whose_config_names_a_wrong_architecture_is_served_as_the_one_th
         server.ctl("config", "set", "models.wrong.model_type", "llama")
         answer = server.chat("wrong", "hello", max_tokens=4)
         assert answer.status == 200 and answer.text == server.chat("tiny", "hello", max_tokens=4).text
+        server.ctl("config", "set", "models.tiny.draft_model", "wrong")
+        helped = server.chat("tiny", "hello", max_tokens=20, timings=True)
+        assert helped.status == 200 and helped.json()["timings"]["draft_accepted"] > 0, "also where it is another one's draft"
         server.ctl("config", "set", "models.wrong.model_type", "lama")
         refused = server.ctl("load", "wrong", check=False)
         assert refused.returncode != 0 and "lama" in refused.stderr
