@@ -28,6 +28,7 @@ from supervisor.feed import Feed
 from supervisor.fleet import Fleet
 from supervisor.importing import Importer, is_import
 from supervisor.known_needs import KnownNeeds
+from supervisor.known_sheds import KnownSheds
 from supervisor.leases import FromGateway, Leases
 from supervisor.leftovers import remove_leftovers
 from supervisor.logs import LogBook, remove_old_files
@@ -85,6 +86,7 @@ class Supervisor:
         self.budget = policy.budget_sum(loaded.settings)
         self.budget_bytes = self.budget.total_bytes
         self.known_needs = KnownNeeds(paths.state / "models.json")
+        self.known_sheds = KnownSheds(paths.state / "shed.json")
         self.roster = self.fresh_roster()
         if problems := self.roster.clashes():
             raise SettingsInvalid(problems)
@@ -128,7 +130,7 @@ class Supervisor:
         background = [
             asyncio.create_task(work) for work in (self._chores(), self.store.keep(), self.meters.keep(), self.memory.keep())
         ]
-        self.happened(slots.ModelsChanged(self.known_needs.added_to(self.roster.costs())))
+        self.happened(self._models_changed())
         self.staff.start()
         for warning in self.warnings:
             log.warning("%s", warning)
@@ -208,6 +210,10 @@ class Supervisor:
 
     # The machine
 
+    def _models_changed(self) -> slots.ModelsChanged:
+        """The catalog as it is, with what was learnt of its models in earlier lives."""
+        return slots.ModelsChanged(self.known_sheds.added_to(self.known_needs.added_to(self.roster.costs())))
+
     def happened(self, event: slots.SlotEvent) -> None:
         """Feeds the machine; what an effect causes at once waits for its turn."""
         self._events.append(event)
@@ -274,6 +280,8 @@ class Supervisor:
                 self.memory.look_soon()
             case slots.Remember():
                 self.known_needs.note(effect)
+            case slots.RememberShed():
+                self.known_sheds.note(effect)
             case slots.DumpStacks():
                 self._runner(effect.model).dump_stacks(effect.model, effect.gen)
             case slots.CallDone() if effect.call.startswith(PRELOAD):
@@ -384,7 +392,7 @@ class Supervisor:
         """Another catalog or other settings: the machine and everybody who watches hear of it."""
         before = {entry.id for entry in self.roster.catalog.models}
         self.roster = replace(roster, extra_costs=self.importer.costs())
-        self.happened(slots.ModelsChanged(self.known_needs.added_to(self.roster.costs())))
+        self.happened(self._models_changed())
         for status in self.status().models:
             self.feed.publish(EventKind.SLOT, model=status.id, status=status)
         for model in sorted(before - {entry.id for entry in roster.catalog.models}):

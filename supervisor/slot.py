@@ -361,7 +361,7 @@ class Machine:
     def _forgive(self, slot: Slot, reason: str) -> None:
         board = self._board
         slot.forget_crashes()
-        slot_shed.restore(slot)
+        slot_shed.restore(board, slot)
         board.suspects.forget(slot.model)
         if slot.state in (SlotState.BACKOFF, SlotState.FAILED):
             board.enter(slot, SlotState.IDLE if board.demand(slot) is None else SlotState.QUEUED, reason)
@@ -380,6 +380,7 @@ class Machine:
                 gen = board.gens.get(cost.model, 0)
                 slot = board.slots[cost.model] = Slot(cost, gen=gen, measured_bytes=cost.known_bytes)
                 board.enter(slot, SlotState.IDLE, "listed")
+                slot_shed.known(board, slot)
                 continue
             slot.removed = False
             if slot_shed.changed(slot, cost):

@@ -42,6 +42,7 @@ class ModelCost:
     known_bytes: int = 0  # what an earlier worker of this load key proved to need
     features: tuple[str, ...] = ()  # optional ones it is loaded with
     without: ModelCost | None = None  # the same model loaded without them
+    known_shed: bool = False  # in an earlier life of the server it died with them
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +315,15 @@ class Remember:
 
 
 @dataclass(frozen=True, slots=True)
+class RememberShed:
+    """Beyond the life of the server: whether a model with this load key died with its optional features."""
+
+    model: str
+    load_key: str
+    shed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Granted:
     rid: str
     gateway: str
@@ -373,4 +383,4 @@ class Event:
 
 
 ToProcess = Spawn | AskStop | Terminate | Kill | DumpStacks | TrimWorker | GrantMemory
-Effect = ToProcess | Granted | Rejected | QueuedAt | Lost | CallDone | Event | ReadMemory | Remember
+Effect = ToProcess | Granted | Rejected | QueuedAt | Lost | CallDone | Event | ReadMemory | Remember | RememberShed

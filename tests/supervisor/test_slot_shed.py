@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from supervisor.slot_events import Event, LoadRequested, ModelCost, ModelsChanged, ResetRequested, SlotState
+from dataclasses import replace
+
+from supervisor.slot_events import Event, LoadRequested, ModelCost, ModelsChanged, RememberShed, ResetRequested, SlotState
 from supervisor.slot_rules import Timers
 from tests.supervisor.slot_stage import Stage
 
@@ -63,6 +65,33 @@ def shed() -> Stage:
     on.wait(3)
     assert live(on) == "bare"
     return on
+
+
+def remembered(on: Stage) -> list[RememberShed]:
+    return [effect for effect in on.all if isinstance(effect, RememberShed)]
+
+
+def test_it_is_remembered_beyond_the_server_until_a_reset_or_other_settings() -> None:
+    on = shed()
+    assert remembered(on) == [RememberShed("a", "full", True)]
+    on.do(ResetRequested("a", None))
+    assert remembered(on)[1:] == [RememberShed("a", "full", False)]
+    on = shed()
+    on.do(ModelsChanged((replace(A, load_key="other"), ModelCost("b", 1))))
+    assert not remembered(on)[-1].shed
+
+
+def test_what_an_earlier_server_found_out_holds_from_the_first_load_on() -> None:
+    on = Stage([replace(A, known_shed=True)])
+    (said,) = [effect for effect in on.all if isinstance(effect, Event) and effect.kind == "shed"]
+    assert "without until: omlxctl reset a" in on.slot("a").last_error == said.data["message"]
+    assert live(on) == "bare" and on.slot("a").shed == ("draft_model", "kv_bits")
+    on.do(ModelsChanged((replace(A, known_shed=True),)))
+    assert on.slot("a").shed == ("draft_model", "kv_bits")
+    on.do(ResetRequested("a", None))
+    on.wait(1)
+    on.exit("a", code=0)
+    assert live(on) == "full"
 
 
 def test_a_reset_makes_the_bare_worker_stale_and_the_next_one_has_all_features() -> None:

@@ -39,6 +39,11 @@ def test_after_two_deaths_a_model_goes_on_without_its_draft_and_its_bits_until_i
         assert any("wide runs without draft_model and kv_bits" in warning for warning in status["warnings"])
         assert "died 2 times with draft_model and kv_bits" in server.said()
         assert not drafts(server) and "one request at a time" not in model["cache"]
+        server.stop()
+        server.start()
+        ask(server)
+        assert not drafts(server) and server.model("wide")["shed"] == ["draft_model", "kv_bits"], "a new server knows"
+        assert any("wide runs without draft_model and kv_bits" in warning for warning in server.status()["warnings"])
         server.ctl("reset", "wide")
         ask(server)
         assert drafts(server) and server.model("wide")["shed"] == []
