@@ -15,6 +15,7 @@ from supervisor import ctl_terminal as terminal
 from supervisor.client import ControlClient
 from supervisor.ctl_exit import CommandFailed, Exit
 from supervisor.ctl_home import Home, pass_home
+from supervisor.ctl_model_facts import facts_of
 from supervisor.protocol import SlotStatus
 
 JSON = terminal.as_json_option
@@ -156,42 +157,13 @@ def show(here: Home, model: str, as_json: bool) -> None:
     if as_json:
         return terminal.print_json(result)
     slot = msgspec.convert({k: v for k, v in result.items() if k in SlotStatus.__struct_fields__}, SlotStatus)
-    terminal.print_facts(
-        {
-            "model": slot.id,
-            "path": slot.adapter or slot.path,
-        }
-        | ({"adapter of": f"{slot.base} ({slot.path})"} if slot.base else {})
-        | {
-            "state": slot.state if slot.usable else f"unusable: {slot.problem}",
-            "context": f"{slot.context} tokens",
-            "weights": terminal.size(slot.weights_bytes),
-        }
-        | ({"draft model": _draft(slot)} if slot.draft else {})
-        | ({"without": f"{' and '.join(slot.shed)}, as it died twice: omlxctl reset {slot.id}"} if slot.shed else {})
-        | ({"prefix cache": slot.cache} if slot.cache else {})
-        | ({"process": f"pid {slot.pid}, {terminal.size(slot.charged_bytes)} given"} if slot.pid else {})
-        | ({"aliases": ", ".join(slot.aliases)} if slot.aliases else {})
-        | ({"profiles": ", ".join(f"{slot.id}:{name}" for name in slot.profiles)} if slot.profiles else {})
-        | ({"applied": f"{slot.id}:{slot.profile} gives its defaults"} if slot.profile else {})
-        | ({"pinned": "yes"} if slot.pinned else {"unloaded after": f"{slot.ttl_s:g} s idle"} if slot.ttl_s else {})
-        | ({"last error": slot.last_error} if slot.last_error else {})
-    )
+    terminal.print_facts(facts_of(slot, cast("dict[str, object]", result.get("capabilities") or {})))
     defaults = cast("dict[str, dict[str, object]]", result.get("defaults", {}))
     if defaults:
         click.echo()
         rows = [[name, str(d["value"]), str(d["source"])] for name, d in defaults.items() if d["value"] is not None]
         terminal.print_table(["DEFAULT", "VALUE", "FROM"], rows)
-    for name, value in cast("dict[str, object]", result.get("capabilities") or {}).items():
-        if value is not None:
-            click.echo(f"{name}: {value}")
     return None
-
-
-def _draft(slot: SlotStatus) -> str:
-    counts = cast("dict[str, int]", (slot.beat or {}).get("draft") or {})
-    proposed = counts.get("proposed", 0)
-    return f"{slot.draft}, {counts.get('accepted', 0)} of {proposed} tokens accepted" if proposed else str(slot.draft)
 
 
 @models.command("add")

@@ -70,11 +70,13 @@ def test_models_lists_what_the_server_knows(shell: Shell, server: ScriptedSuperv
 
 def test_show_prints_defaults_with_their_sources(shell: Shell, server: ScriptedSupervisor) -> None:
     defaults = {"temperature": {"value": 0.2, "source": "model settings"}, "min_p": {"value": None, "source": ""}}
-    server.answers("model", plain_dict(SLOT) | {"defaults": defaults, "capabilities": {"grammar": ["json"]}})
+    told = {"capabilities": {"self_check": {"decode_s": 0.02, "decode_ratio": 1.25}}}
+    server.answers("model", plain_dict(SLOT) | {"slow": "there is no fan"} | {"defaults": defaults, **told})
     ran = shell("models", "show", "tiny")
     assert "temperature  0.2    model settings" in ran.out
     assert "min_p" not in ran.out
-    assert "grammar: ['json']" in ran.out
+    assert "20.0 ms per token when it was loaded, 1.2 times what reading its weights takes" in ran.out
+    assert "slow     there is no fan" in ran.out
     assert json.loads(shell("models", "show", "tiny", "--json").out)["defaults"] == defaults
 
 

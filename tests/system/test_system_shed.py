@@ -1,5 +1,6 @@
 """Two deaths with optional features: the next worker is started without, says so everywhere, and a reset brings them back."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -19,7 +20,8 @@ def ask(server: Server) -> str:
 
 def drafts(server: Server) -> bool:
     """Whether the worker has a draft model, as it says itself."""
-    return "draft_model: " in server.ctl("models", "show", "wide").stdout
+    told = json.loads(server.ctl("models", "show", "wide", "--json").stdout)["capabilities"] or {}
+    return told.get("draft_model") is not None
 
 
 def test_after_two_deaths_a_model_goes_on_without_its_draft_and_its_bits_until_it_is_reset(tmp_path: Path) -> None:
