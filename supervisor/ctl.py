@@ -75,4 +75,4 @@ def _run(command: click.Command) -> int:
     try:
         return int(command.main(standalone_mode=False) or 0)
     except (Exception, KeyboardInterrupt) as problem:  # the process boundary; `report` raises what is a bug
-        return ctl_exit.report(problem)
+        return ctl_exit.report(problem, as_json="--json" in sys.argv[1:])

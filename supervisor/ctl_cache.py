@@ -181,7 +181,7 @@ def _print_deleted(root: Path, report: Json, *, as_json: bool, dry_run: bool) ->
     else:
         show.deleted(report, dry_run=dry_run)
     if report.get("failed_files"):
-        raise CommandFailed(f"{report['failed_files']} files could not be deleted")
+        raise CommandFailed(f"{report['failed_files']} files could not be deleted", answered=as_json)
 
 
 def _confirm(question: str) -> None:

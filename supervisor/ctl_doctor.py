@@ -38,6 +38,6 @@ def doctor(here: Home, as_json: bool, bundle: Path | None) -> int:
         try:
             names = write_bundle(here, findings, bundle)
         except OSError as e:
-            raise CommandFailed(f"{bundle} cannot be written: {e.strerror}") from e
+            raise CommandFailed(f"{bundle} cannot be written: {e.strerror}", answered=as_json) from e
         click.echo(f"{bundle} is written: {', '.join(names)}", err=True)
     return Exit.FAILED if any(finding.level == "error" for finding in findings) else Exit.DONE

@@ -1,6 +1,7 @@
 """What the exit status of omlxctl means, and the one place that turns an outcome into a status and a message."""
 
 import enum
+import json
 import sys
 
 import click
@@ -22,7 +23,7 @@ class Exit(enum.IntEnum):
 
 
 MANUAL = """\b
-Exit status:
+Exit status, of every command:
   0    done
   1    it failed; the message says why
   2    the command line or a setting is wrong
@@ -30,6 +31,10 @@ Exit status:
   4    there is no such model, log, file or request
   5    the server is there but refuses (too large, busy, not allowed)
   130  interrupted with Ctrl-C
+
+\b
+With --json a failure is an object on standard output, too:
+  {"error": {"code": "model_not_found", "message": "…", "exit_status": 4}}
 """
 
 _OF_CODE = {
@@ -53,9 +58,11 @@ _OF_CODE = {
 class CommandFailed(click.ClickException):
     """A command's own bad end: what to print, and the status."""
 
-    def __init__(self, message: str, status: Exit = Exit.FAILED) -> None:
+    def __init__(self, message: str, status: Exit = Exit.FAILED, *, answered: bool = False) -> None:
+        """`answered`: what was asked for is on standard output already."""
         super().__init__(message)
         self.status = status
+        self.answered = answered
 
 
 def status_of_code(code: str) -> Exit:
@@ -63,8 +70,19 @@ def status_of_code(code: str) -> Exit:
     return _OF_CODE.get(code, Exit.FAILED)
 
 
-def report(problem: BaseException) -> Exit:
-    """Prints `problem` for a person and returns the status. Raises what is a bug."""
+def report(problem: BaseException, *, as_json: bool = False) -> Exit:
+    """Prints `problem` for a person, and for a program as well, and returns the status. Raises what is a bug."""
+    status = _told(problem)
+    is_answered = isinstance(problem, CommandFailed) and problem.answered
+    if as_json and not is_answered and not isinstance(problem, BrokenPipeError):
+        code = problem.code if isinstance(problem, CallFailed) else status.name.lower()
+        message = problem.message if isinstance(problem, click.ClickException) else str(problem) or status.name.lower()
+        error = {"code": code, "message": message, "exit_status": int(status)}
+        click.echo(json.dumps({"error": error}, ensure_ascii=False))
+    return status
+
+
+def _told(problem: BaseException) -> Exit:
     match problem:
         case CommandFailed():
             return _say(problem.message, status=problem.status)

@@ -59,5 +59,5 @@ class Explaining:
             reply = Reply(id=question.call, ok=True, result={"lines": question.lines})
         else:
             text = f"no loaded model remembers a request {question.rid!r}: each knows its last 200, as long as it is loaded"
-            reply = Reply(id=question.call, ok=False, code=Code.BAD_REQUEST, message=text)
+            reply = Reply(id=question.call, ok=False, code=Code.NOT_FOUND, message=text)
         self._shell.send(question.who, reply)

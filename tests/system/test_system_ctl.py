@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor import ctl
 from tests.stands.models import smollm2_dir
 from tests.stands.server import OMLXCTL, Server, home_with, running
 
@@ -126,6 +127,29 @@ def test_an_import_that_fails_says_why_and_leaves_nothing(small: Server, tmp_pat
     assert done.returncode in (1, 5) and "broken.gguf" in done.stderr
     assert [p.name for p in (small.home / "models").iterdir() if not p.name.startswith(".")] == ["tiny"]
     assert small.chat("tiny", "hi", max_tokens=2).status == 200
+
+
+NOBODY = (
+    *("load nobody", "load --no-wait nobody", "unload nobody", "pin nobody", "unpin nobody", "reset nobody", "restart nobody"),
+    *("models show nobody", "models rm --yes nobody", "apply nobody p", "logs nobody", "trace nobody", "cache explain nobody"),
+    "cache clear --yes nobody",
+)
+
+
+def test_what_is_not_there_is_4_for_every_command_and_json_for_those_that_asked(
+    small: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in small.env().items():
+        monkeypatch.setenv(name, value)
+    for line in NOBODY:
+        monkeypatch.setattr("sys.argv", ["omlxctl", *line.split(), "--json"])
+        status = ctl._run(ctl.omlxctl)  # pyright: ignore[reportPrivateUsage]
+        printed = capsys.readouterr()
+        assert status == 4, (line, printed)
+        error = json.loads(printed.out)["error"]
+        assert error["exit_status"] == 4 and "nobody" in error["message"] and printed.err, line
+    done = small.ctl("load", "nobody", "--json", check=False)
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (4, "model_not_found")
 
 
 def test_serve_preloads_the_models_it_is_given(tiny: Path) -> None:
