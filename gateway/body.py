@@ -19,10 +19,8 @@ from gateway.config import GatewayConfig
 from gateway.desk import RECORD
 from gateway.errors import ApiError, InvalidRequest
 
-SURROGATES = re.compile(
-    rb"(?<!\\)((?:\\\\)*)\\u(?:([dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|[dD][89a-fA-F][0-9a-fA-F]{2})"
-)
-"""An escaped pair (then group 2 is there), or half of one. An even number of backslashes before it is text."""
+SURROGATES = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")
+"""An escaped pair (then group 1 is there), or half of one. Most escapes are others, so it begins with what is found fastest."""
 
 
 async def json_object(request: web.Request, config: GatewayConfig) -> dict[str, object]:
@@ -46,8 +44,16 @@ def _parsed(data: bytes) -> object:
     except ValueError as e:
         if "hex escape" not in str(e):  # what else is wrong with a large body need not be looked through
             raise
-    whole = SURROGATES.sub(lambda found: found[0] if found[2] else found[1] + rb"\ufffd", data)
-    return cast(object, pydantic_core.from_json(whole, allow_inf_nan=False))
+    return cast(object, pydantic_core.from_json(SURROGATES.sub(_whole, data), allow_inf_nan=False))
+
+
+def _whole(found: re.Match[bytes]) -> bytes:
+    before = found.start()
+    while before and found.string[before - 1] == ord("\\"):
+        before -= 1
+    if (found.start() - before) % 2:  # an escaped backslash, and then what only looks like an escape
+        return found[0][:6] + (rb"\ufffd" if found[1] else b"")
+    return found[0] if found[1] else rb"\ufffd"
 
 
 async def _read(request: web.Request, limit_bytes: int) -> bytes:

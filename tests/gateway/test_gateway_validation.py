@@ -211,6 +211,7 @@ HALVES = {
     r"cut \ud83d\u2026": "cut \ufffd\u2026",
     r"\uDC00\ud83d\ud83d\ude00": "\ufffd\ufffd\U0001f600",
     r"\n\uD800": "\n\ufffd",
+    r"\\ud83d\ude00 \\ud83d\ud83d\ude00": "\\ud83d\ufffd \\ud83d\U0001f600",
     r"\ud800 \\ud83d \\\ud83d": "\ufffd \\ud83d \\\ufffd",
     r"{\"a\": \"\\ud83d\"} \udfff": '{"a": "\\ud83d"} \ufffd',
 }
