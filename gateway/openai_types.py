@@ -217,8 +217,15 @@ class ChatRequest(_Generation):
 
 class CompletionRequest(_Generation):
     prompt: Annotated[list[Prompt], PlainValidator(as_prompts)]
+    max_tokens: Annotated[Annotated[int, Field(ge=0, lt=2**31)] | None, BeforeValidator(_as_answer_tokens)] = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("exclusive", "max_tokens 0 needs echo to be true")
+        return self
 
     def neutral(self) -> list[GenerateRequest]:
         """One request per prompt."""

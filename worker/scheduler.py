@@ -145,8 +145,8 @@ class Scheduler:
         self._sink.accepted(job.rid, *found, position)
 
     def _check(self, job: Job) -> None:
-        if not job.prompt or job.max_tokens < 1:
-            raise BadJob("The prompt must not be empty, and max_tokens must be at least 1.")
+        if not job.prompt or job.max_tokens < (1 if job.echo is None else 0):
+            raise BadJob("The prompt must not be empty, and max_tokens must be at least 1, or 0 for an echo alone.")
         vocab_size = self._loaded.vocab_size
         if min(job.prompt) < 0 or max(job.prompt) >= vocab_size:  # MLX would read whatever lies beyond the table
             raise BadJob(f"The prompt holds token ids outside 0 to {vocab_size - 1}.")

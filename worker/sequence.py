@@ -81,6 +81,11 @@ class Sequence:
     def generated(self) -> int:
         return len(self.tokens) - len(self.job.prompt)
 
+    @property
+    def said_tokens(self) -> int:
+        """Where an echo alone is asked for, the one token that its last step yields is no part of the answer."""
+        return min(self.generated, self.job.max_tokens)
+
     def restoring(self, now: float) -> None:
         self.stage = Stage.RESTORING
         if self._restore_at is None:
@@ -121,6 +126,8 @@ class Sequence:
         is_end = token in self._eos_ids
         if self.watch is not None and self.watch.trouble is not None:
             return self._last_row("error", text, now)
+        if not self.job.max_tokens:
+            return self._last_row("length", text, now, logprobs=self.prompt_logprobs or None)
         if is_end and not self._ignore_eos:
             return self._last_row("stop", text + self._stream.close(), now, logprobs=logprobs)
         text += "" if is_end else self._stream.push(token)
@@ -144,7 +151,7 @@ class Sequence:
         self.stage = Stage.DONE
         usage = Usage(
             prompt_tokens=len(self.job.prompt),
-            completion_tokens=self.generated,
+            completion_tokens=self.said_tokens,
             cached_hot=self.cached_hot,
             cached_cold=self.cached_cold,
         )
@@ -163,7 +170,7 @@ class Sequence:
             rid=self.job.rid,
             choice=self.choice,
             seq=self._rows_sent,
-            tokens=self.generated,
+            tokens=self.said_tokens,
             pieces=[Piece(text=text)] if text else [],
             logprobs=logprobs,
             finish=finish,

@@ -42,6 +42,25 @@ def test_the_loglikelihood_of_a_continuation_is_the_models_own(real: Server, smo
         assert is_greedy is is_likely
 
 
+def test_an_echo_of_no_tokens_more_is_the_scored_prompt_alone(real: Server) -> None:
+    fields = {"model": "smollm2", "prompt": "Paris is the capital of France", "logprobs": 1, "temperature": 0}
+    alone = real.post("/v1/completions", {**fields, "echo": True, "max_tokens": 0}).json()
+    longer = real.post("/v1/completions", {**fields, "echo": True, "max_tokens": 1}).json()
+    count = alone["usage"]["prompt_tokens"]
+    assert (alone["usage"]["completion_tokens"], alone["usage"]["total_tokens"]) == (0, count)
+    choice = alone["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (fields["prompt"], "length")
+    assert (
+        choice["logprobs"]["tokens"] == longer["choices"][0]["logprobs"]["tokens"][:-1]
+        and len(choice["logprobs"]["tokens"]) == count
+    )
+    assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(
+        longer["choices"][0]["logprobs"]["token_logprobs"][1:-1], abs=CLOSE
+    )
+    refused = real.post("/v1/completions", {**fields, "max_tokens": 0})
+    assert refused.status == 400 and "max_tokens 0 needs echo" in refused.error["message"]
+
+
 def test_an_echo_repeats_the_prompt_and_its_offsets_fit_the_text(real: Server) -> None:
     fields = {
         "model": "smollm2",

@@ -111,6 +111,24 @@ def test_an_echoed_prompt_is_scored_token_by_token(model: Path, length: int) -> 
     assert timings is not None and timings.restore_s == 0 < timings.prefill_s, "a prompt that is scored is computed"
 
 
+@pytest.mark.parametrize("top", [None, 1])
+def test_an_echo_alone_says_the_prompt_and_no_token_more(model: Path, top: int | None) -> None:
+    ids = prompt(100)
+    with running(model, cache=CacheGrant(hot_bytes=64 << 20)) as e:
+        answer = submit(e, "a", ids, 0, top=top, echo="ECHO")
+        got = entries(answer)
+        stream = submit(e, "goes on", ids, 5, top=None)
+        assert stream.over.wait(60)
+    assert (answer.text, answer.finish, len(answer.rows)) == ("ECHO", "length", 1)
+    assert answer.usage is not None and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (100, 0)
+    assert answer.rows[0].tokens == 0
+    if top is None:
+        assert got == []
+    else:
+        assert_scored(model, ids, got, top, 0)
+    assert_same_greedy(model, ids, greedy_ids(model, ids, 5), stream.ids)
+
+
 def test_the_sum_over_a_continuation_is_its_loglikelihood(model: Path) -> None:
     """As lm-eval asks and adds up: context and continuation as one prompt, one more token than is wanted."""
     context, continuation = prompt(40), prompt(9, seed=2)
