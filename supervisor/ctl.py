@@ -29,6 +29,7 @@ from supervisor.ctl_home import Home
 
 @click.group(cls=Sections, epilog=ctl_exit.MANUAL, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--home", type=click.Path(path_type=Path), help="directory of the server [default: $OMLX_HOME or ~/.omlxd]")
+@click.version_option(package_name="omlxd", prog_name="omlxd", message="%(prog)s %(version)s", help="show the version and exit")
 @click.pass_context
 def omlxctl(context: click.Context, home: Path | None) -> None:
     """Run and steer omlxd, a local server for language models.

@@ -18,7 +18,7 @@ ELSEWHERE = {
     "start": "serve; in the background: omlxctl service install",
     "server": "serve; in the background: omlxctl service install",
     "log": "logs NAME",
-    "version": "doctor",
+    "version": "--version",
 }
 """The words of Ollama, of LM Studio's lms and of the habit, and what to type here."""
 

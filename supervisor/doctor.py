@@ -166,6 +166,7 @@ def _directories(here: Home) -> Iterator[Finding]:
 
 
 def _models(here: Home) -> Iterator[Finding]:
+    from supervisor.catalog import GET_ONE_IN
     from supervisor.ctl_catalog import catalog_of, roster_of
 
     try:
@@ -174,7 +175,9 @@ def _models(here: Home) -> Iterator[Finding]:
         return  # said already
     bad = [(entry.id, entry.files.problem) for entry in catalog.models if entry.files.problem]
     bad += [(skipped.shown, skipped.reason) for skipped in catalog.skipped]
-    yield Finding("models", "ok", f"{len(catalog.models)} found")
+    yield Finding(
+        "models", "ok", f"{len(catalog.models)} found" if catalog.models else f"none yet; get one in with: {GET_ONE_IN}"
+    )
     for name, reason in bad:
         yield Finding("models", "warning", f"{name}: {reason}")
     for problem in roster.clashes():

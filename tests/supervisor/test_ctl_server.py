@@ -1,5 +1,6 @@
 """omlxctl serve, status, ps, reload, stop, logs: what is asked of the server and what a person reads."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -184,6 +185,10 @@ def test_every_exit_status_is_in_the_manual(shell: Shell) -> None:
     manual = shell("--help").out
     for status in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "130 "):
         assert f"\n    {status}" in manual
+
+
+def test_the_version_is_that_of_the_installation(shell: Shell) -> None:
+    assert shell("--version").out == f"omlxd {importlib.metadata.version('omlxd')}\n"
 
 
 def test_an_unknown_command_is_a_usage_error(shell: Shell) -> None:
