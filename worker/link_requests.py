@@ -49,6 +49,7 @@ class Request:
     cancelled: bool = False
     too_late: bool = False
     deadline: asyncio.TimerHandle | None = None
+    preparing: "Future[Prepared] | None" = None
 
     def refuse(self, code: str, message: str, *, retryable: bool = False) -> None:
         problem = Problem(code=code, message=message, rid=self.submit.rid, epoch=self.epoch, retryable=retryable)
@@ -101,8 +102,8 @@ class ModelRequests:
             self._requests[message.rid] = request
             if message.deadline_ms is not None:
                 request.deadline = self._loop.call_later(message.deadline_ms / 1000, self._too_late, request)
-            prepared = self._pool.submit(prepare, self._model, self._vocabulary, message)
-            prepared.add_done_callback(lambda done: hop(self._loop, self._prepared, request, done))
+            request.preparing = self._pool.submit(prepare, self._model, self._vocabulary, message)
+            request.preparing.add_done_callback(lambda done: hop(self._loop, self._prepared, request, done))
 
     def cancel(self, rid: str) -> None:
         """A last row follows in any case: the lease is held until then."""
@@ -110,6 +111,8 @@ class ModelRequests:
         if request is None or request.cancelled:
             return
         request.cancelled = True
+        if request.preparing is not None:
+            request.preparing.cancel()  # one that still waits for the pool: its prompt would be tokenized for nobody
         if request.prompt is not None and self._model is not None:
             self._model.engine.cancel(rid)
 
@@ -130,10 +133,11 @@ class ModelRequests:
         rid = request.submit.rid
         if self._requests.get(rid) is not request or self._model is None:
             return  # dropped meanwhile
-        error = done.exception()
         if request.cancelled:
             self._end_cancelled(request)
-        elif isinstance(error, Refused):
+            return
+        error = done.exception()
+        if isinstance(error, Refused):
             self.refuse(rid, error.code, error.message)
         elif error is not None:
             _log.error("preparing a request failed", exc_info=error)

@@ -6,7 +6,7 @@ Pure but for the tokenizer it is given; runs in the pool, in the text worker as 
 from dataclasses import dataclass
 
 from supervisor.protocol import Code, Reasoning, Submit
-from worker.text import TemplateError, Text
+from worker.text import TemplateError, Text, TooLong
 from worker.volatile import Volatile, without_volatile
 
 NOTHING = Volatile()
@@ -30,7 +30,10 @@ class FittedPrompt:
 
 def fitted_prompt(text: Text, submit: Submit, context: int, volatile: Volatile = NOTHING) -> FittedPrompt:
     """Raises Refused: template error, ids out of range, or a prompt that leaves no room for an answer."""
-    ids = prompt_ids(text, submit, volatile)
+    try:
+        ids = prompt_ids(text, submit, volatile, context)
+    except TooLong as e:
+        raise Refused(Code.CONTEXT_LENGTH_EXCEEDED, overflow_message(context, e.tokens, at_least=True)) from e
     if not ids:
         raise Refused(Code.BAD_REQUEST, "the prompt is empty: there is no token to start from")
     if len(ids) >= context:
@@ -39,26 +42,32 @@ def fitted_prompt(text: Text, submit: Submit, context: int, volatile: Volatile =
     return FittedPrompt(tuple(ids), room if submit.max_tokens is None else min(room, submit.max_tokens))
 
 
-def overflow_message(context: int, prompt_tokens: int) -> str:
+def overflow_message(context: int, prompt_tokens: int, *, at_least: bool = False) -> str:
     """Agents match this wording to decide that they must compact their conversation: it is part of the API."""
     return (
         f"This model's maximum context length is {context} tokens. However, your messages resulted in "
-        f"{prompt_tokens} tokens. Please reduce the length of the messages."
+        f"{prompt_tokens} tokens{' or more' if at_least else ''}. Please reduce the length of the messages."
     )
 
 
-def prompt_ids(text: Text, submit: Submit, volatile: Volatile = NOTHING) -> list[int]:
-    """Raises Refused."""
+def prompt_ids(text: Text, submit: Submit, volatile: Volatile = NOTHING, most_tokens: int | None = None) -> list[int]:
+    """Raises Refused, and TooLong where there are clearly more than `most_tokens`."""
     prompt = submit.prompt
     if prompt.messages is not None:
         kwargs = {**reasoning_kwargs(submit.reasoning), **(submit.template_kwargs or {})}
         try:
             messages = without_volatile(prompt.messages, volatile)
-            return text.encode_chat(messages, tools=submit.tools, template_kwargs=kwargs, continue_final=submit.continue_final)
+            return text.encode_chat(
+                messages,
+                tools=submit.tools,
+                template_kwargs=kwargs,
+                continue_final=submit.continue_final,
+                most_tokens=most_tokens,
+            )
         except TemplateError as e:
             raise Refused(Code.TEMPLATE_ERROR, str(e)) from e
     if prompt.text is not None:
-        return text.encode_text(prompt.text)
+        return text.encode_text(prompt.text, most_tokens=most_tokens)
     if prompt.ids is not None and len(prompt.ids) == 1:
         return _checked_ids(prompt.ids[0], text.vocab_size)
     raise Refused(Code.BAD_REQUEST, "a request to a worker carries exactly one prompt: messages, a text, or one list of ids")

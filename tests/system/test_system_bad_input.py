@@ -90,6 +90,13 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers_before_th
     assert server.chat("good", "word " * 5000).error["message"] == answer.error["message"]
 
 
+def test_a_prompt_of_many_megabytes_is_refused_from_its_beginning(server: Server) -> None:
+    answer = server.chat("good", "word " * 2_000_000)
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 2048 tokens" in answer.error["message"]
+    assert " tokens or more." in answer.error["message"], "not all of it was counted"
+
+
 def test_a_truncated_shard_is_named_and_nothing_is_spawned_for_it(server: Server) -> None:
     answer = server.chat("cut", "hello")
     assert (answer.status, answer.error["code"]) == (400, "model_unloadable")

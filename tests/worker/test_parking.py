@@ -602,7 +602,7 @@ def test_what_was_asked_for_somebody_who_is_gone_is_taken_back(model: Path) -> N
 
 def test_a_part_of_what_was_asked_for_leaves_the_rest_to_be_taken_back() -> None:
     said: list[int] = []
-    appetite = Appetite(Admission(KvCost(()), 100, 1000), said.append, loan_s=30.0)
+    appetite = Appetite(Admission(KvCost(()), 100, 1000), said.append, loan_s=30.0)  # pyright: ignore[reportArgumentType]
     appetite.ask(300, 50.0)
     appetite.granted(200, 51.0)
     assert appetite.has_asked and appetite.is_due(51.0)

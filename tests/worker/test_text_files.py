@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.stands import tokenizer_models
-from worker.text import ModelUnreadable, TemplateError, Text
+from tests.stands.models import tiny_model
+from worker.text import ModelUnreadable, TemplateError, Text, TooLong
 
 USER: list[dict[str, object]] = [{"role": "user", "content": "Hi"}]
 
@@ -18,6 +19,40 @@ def path(tmp_path: Path) -> Path:
 
 def write(path: Path, name: str, content: object) -> None:
     (path / name).write_text(json.dumps(content))
+
+
+@pytest.fixture
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Characters of each text that was turned into tokens."""
+    lengths: list[int] = []
+    original = Text._tokens
+
+    def noted(text: Text, given: str, *, special_tokens: bool) -> list[int]:
+        lengths.append(len(given))
+        return original(text, given, special_tokens=special_tokens)
+
+    monkeypatch.setattr(Text, "_tokens", noted)
+    return lengths
+
+
+def test_a_text_that_is_much_too_long_is_not_tokenized_to_its_end(
+    tmp_path: Path, tokenized: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.text.LOOK_CHARS", 1000)
+    text = Text.open(tiny_model(tmp_path / "tiny"))
+    words = "the quick brown fox " * 1000
+    tokens = len(text.encode_text(words))
+    tokenized.clear()
+    with pytest.raises(TooLong) as caught:
+        text.encode_text(words, most_tokens=100)
+    assert tokenized == [1000]
+    assert 100 < caught.value.tokens <= tokens
+    tokenized.clear()
+    assert len(text.encode_text(words, most_tokens=tokens)) == tokens, "what fits is never refused"
+    assert tokenized[-1] == len(words)
+    blanks = " " * 30_000
+    few = len(text.encode_text(blanks))
+    assert len(text.encode_text(blanks, most_tokens=few)) == few, "however many characters a token is"
 
 
 def test_end_tokens_are_those_of_all_three_files_together(path: Path) -> None:
