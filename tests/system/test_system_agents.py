@@ -6,6 +6,7 @@ and the answer to it, up to a whole block, and never the last token.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.stands.clients import at_once
+from tests.stands.families import family_model
 from tests.stands.models import tiny_model
 from tests.stands.raw_stream import Stream
 from tests.stands.server import Server, running
@@ -22,6 +24,16 @@ BLOCK = 64
 RULES = "You are a coding agent. Answer the question with one word and say how to get from here to there. " * 12
 TASK = "Please fix the main function that returns a list of the people of the world. "
 TITLE = "Generate a short title for the conversation below and answer with nothing else. "
+THINKS = (
+    "{% set ns = namespace(asked=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.index0 > ns.asked %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+    "{% if enable_thinking is defined and not enable_thinking %}\n</think>\n{% endif %}{% endif %}"
+)
+"""As Qwen's: thoughts are shown until the user speaks again, and the answer begins with one."""
 LEFT = "<total_tokens>{} tokens left</total_tokens>"
 
 Message = dict[str, object]
@@ -71,7 +83,7 @@ def plain(messages: Sequence[Message]) -> list[Message]:
         lines = [line for line in text.split("\n") if "<total_tokens>" not in line]
         if kept := "\n".join(lines).rstrip():
             role = "system" if message["role"] == "developer" else message["role"]
-            shown.append({"role": role, "content": kept if len(kept) < len(text.rstrip()) else text})
+            shown.append({**message, "role": role, "content": kept if len(kept) < len(text.rstrip()) else text})
     return shown
 
 
@@ -86,8 +98,17 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(wide: Path, smollm2: Path) -> Iterator[Server]:
-    with running({"wide": wide, "smollm2": smollm2}) as server:
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keeps recurrent state beside rows: it cannot be cut back to where a prompt departs."""
+    model = family_model(tmp_path_factory.mktemp("thinker") / "thinker", "qwen3_5", max_position_embeddings=32768)
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": THINKS}))
+    return model
+
+
+@pytest.fixture(scope="module")
+def server(wide: Path, thinker: Path, smollm2: Path) -> Iterator[Server]:
+    with running({"wide": wide, "thinker": thinker, "smollm2": smollm2}) as server:
         yield server
 
 
@@ -149,6 +170,35 @@ def test_sub_agents_at_once_share_what_the_agent_above_them_has_read(agent: Agen
     answers = at_once([lambda task=task: agent.ask(task) for task in tasks])
     assert main.rest()[-1] == "[DONE]"
     assert could > 0 and all(cached >= could for _, cached, _ in answers), (could, answers)
+
+
+def test_thoughts_that_go_when_the_user_speaks_again_cost_no_more_than_what_came_after_them(
+    server: Server, thinker: Path
+) -> None:
+    agent = Agent(server, "thinker", Text.open(thinker))
+    messages = said(TASK, system=f"Think. {RULES}")
+    for turn in range(7):
+        _, cached, could = agent.ask(messages)
+        assert cached >= could and (turn == 0) == (could == 0), (turn, cached, could)
+        messages.append({"role": "assistant", "reasoning_content": f"Thought {turn}: {TASK}", "content": f"Call {turn}."})
+        messages.append({"role": "user" if turn % 3 == 2 else "tool", "content": f"Result {turn}. {TASK}"})
+
+
+def test_how_much_to_think_reaches_the_template_and_what_the_request_says_to_it_wins(server: Server, thinker: Path) -> None:
+    agent = Agent(server, "thinker", Text.open(thinker))
+    prompts = {
+        thinks: len(agent.text.encode_chat(said("hi", system="Think."), template_kwargs={"enable_thinking": thinks}))
+        for thinks in (True, False)
+    }
+    for fields, thinks in (
+        ({}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "high"}, True),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+    ):
+        body = {"model": "thinker", "messages": said("hi", system="Think."), "max_tokens": 1, **fields}
+        assert server.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens"] == prompts[thinks], fields
 
 
 def test_an_answer_that_was_broken_off_counts_as_read_and_can_be_continued(server: Server, smollm2: Path) -> None:
