@@ -260,6 +260,15 @@ def test_the_diagnostics_archive_holds_no_key_no_prompt_and_no_answer(small: Ser
     assert small.post("/v1/chat/completions", body, headers=key).status == 200
     small.post("/v1/chat/completions", {**body, "temperature": "4711-xyzzy"}, headers=key)
     small.post("/v1/chat/completions", {**body, "model": "4711-xyzzy"}, headers=key)
+    assert small.get("/v1/models?key=open-sesame").status == 200
+    for wrong in ({"x-api-key": "open-sesame-too"}, {"Authorization": "Bearer open-sesame-too"}):
+        assert small.post("/v1/chat/completions", body, headers=wrong).status == 401
+    told = small.ctl("status", "--json").stdout + small.ctl("events").stdout + small.ctl("dump").stdout
+    shown = [small.get(f"{path}?key=open-sesame").body.decode() for path in ("/api/status", "/v1/models/status", "/metrics")]
+    logged = [file.read_text(errors="replace") for file in (small.home / "logs").iterdir()]
+    assert all("sesame" not in text for text in (told, small.said(), *shown, *logged)), (
+        "no key, right or wrong, is shown or logged"
+    )
     (small.home / "logs" / "tiny.log").open("a").write("a library prints: my pin is 4711-xyzzy\n")
     (small.home / "logs" / "omlxd.log").open("a").write("2026-01-01T00:00:00 INFO omlxd: the key is open-sesame\n")
     file = tmp_path / "out.tar.gz"
