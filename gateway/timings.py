@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gateway.trace import Step, Trace
 
-SHOWN = (Step.COUNT, Step.QUEUED, Step.LOAD, Step.JOIN, Step.PREPARE, Step.WAITING, Step.RESTORE, Step.PREFILL, Step.DECODE)
+SHOWN = tuple(Step)
 DIGITS = 6
 """Microseconds: more would be noise."""
 

@@ -48,6 +48,8 @@ def test_a_cold_request_says_how_long_it_waited_loaded_and_computed(server: Serv
     assert timings["load_s"] > 0.2 and timings["prefill_s"] > 0 and timings["decode_s"] > 0
     assert timings["load_s"] < timings["first_token_s"] < timings["total_s"]
     assert (timings["cached_ram_tokens"], timings["cached_ssd_tokens"]) == (0, 0)
+    steps = ("receive", "count", "queued", "load", "join", "prepare", "waiting", "restore", "prefill", "decode")
+    assert sum(timings[f"{step}_s"] for step in steps) == pytest.approx(timings["total_s"], abs=1e-4), "nothing is left out"
     assert timings["decode_tokens_per_s"] == pytest.approx(19 / timings["decode_s"], rel=0.01)
 
     request = traced(server, rid)
