@@ -10,7 +10,7 @@ import msgspec
 from supervisor.build import build
 from supervisor.protocol import ServerStatus, SlotStatus
 from supervisor.slot_view import SlotView
-from supervisor.status import Clock, slot_status
+from supervisor.status import slot_status
 
 if TYPE_CHECKING:
     from supervisor.shell import Supervisor
@@ -79,5 +79,5 @@ class Overview:
             context=roster.context(entry),
             estimate_bytes=roster.estimate_bytes(entry),
             defaults=roster.defaults(entry),
-            clock=Clock(time.monotonic(), time.time()),
+            dates=self._supervisor.dates,
         )

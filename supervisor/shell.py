@@ -23,6 +23,7 @@ from supervisor.breadcrumb import Breadcrumb
 from supervisor.catalog import GET_ONE_IN
 from supervisor.census import Census
 from supervisor.control import Control
+from supervisor.dates import Dates
 from supervisor.explaining import Explaining
 from supervisor.feed import Feed
 from supervisor.fleet import Fleet
@@ -90,6 +91,7 @@ class Supervisor:
         self.roster = self.fresh_roster()
         if problems := self.roster.clashes():
             raise SettingsInvalid(problems)
+        self.dates = Dates(time.monotonic(), time.time())
         self.restarting = Restarting(self, tried_build)
         self.machine = Machine(policy.timers(loaded.settings), policy.policy(loaded.settings, self.budget))
         self.census = Census(paths.children)
@@ -222,7 +224,9 @@ class Supervisor:
         self._handling = True
         try:
             while self._events:
-                for effect in self.machine.handle(self._events.popleft(), time.monotonic()):
+                now = time.monotonic()
+                self.dates.note(now, time.time())
+                for effect in self.machine.handle(self._events.popleft(), now):
                     self._carry_out(effect)
             at_work = list(self.machine.at_work())
             self.neighbourhood.work(self.fleet.identity(*worker).encode() for worker in at_work)

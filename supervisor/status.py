@@ -1,25 +1,13 @@
 """What the server looks like from outside: catalog, slots and workers' last words joined into the protocol's values. Pure."""
 
-from dataclasses import dataclass
-
 from supervisor.cache_plan import CachePlan, cache_state
 from supervisor.catalog import CatalogEntry
+from supervisor.dates import Dates
 from supervisor.defaults import Default, longest_answer
 from supervisor.fleet import WorkerProcess
 from supervisor.protocol import Ready, SlotStatus, plain
 from supervisor.settings import ModelSettings
 from supervisor.slot_view import SlotView
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """One moment on both clocks, to show the machine's monotonic times as dates."""
-
-    monotonic: float
-    wall: float
-
-    def date(self, moment: float) -> float:
-        return self.wall - (self.monotonic - moment)
 
 
 def shed_warning(view: SlotView) -> str:
@@ -39,7 +27,7 @@ def slot_status(
     profiles: list[str],
     ttl_s: float | None,
     defaults: dict[str, Default],
-    clock: Clock,
+    dates: Dates,
 ) -> SlotStatus:
     """One model as everybody sees it."""
     beat = plain(worker.beat) if worker and worker.beat else None
@@ -71,8 +59,8 @@ def slot_status(
         stage=view.stage or None if view else None,
         done=view.done if view else 0,
         total=view.total if view else 0,
-        since=clock.date(view.since) if view else 0.0,
-        last_used=clock.date(view.last_used) if view and view.last_used > 0 else None,
+        since=dates.date(view.since) if view else 0.0,
+        last_used=dates.date(view.last_used) if view and view.last_used > 0 else None,
         restarts=view.restarts if view else 0,
         last_error=view.last_error or None if view else None,
         shed=list(view.shed) if view else [],

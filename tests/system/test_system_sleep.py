@@ -37,6 +37,36 @@ def test_a_supervisor_that_was_stopped_for_longer_than_heartbeats_may_be_missing
         assert "nothing could be heeded" in server.ctl("logs", "omlxd").stdout
 
 
+WALL = """
+import os, pathlib, time
+_wall, _slept = time.time, pathlib.Path(os.environ["SLEPT"])
+time.time = lambda: _wall() + float(_slept.read_text())
+"""
+"""After a sleep the wall clock has gone on and the monotonic one has not, which no test can do to a machine."""
+
+
+def test_what_happened_before_a_sleep_keeps_its_date_in_the_status(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WALL)
+    slept = tmp_path / "slept"
+    slept.write_text("0")
+    with home_with({"tiny": tiny, "other": tiny}) as home:
+        server = Server(home)
+        server.variables["SLEPT"] = str(slept)
+        server.variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        server.start()
+        try:
+            server.ctl("load", "tiny")
+            before = server.model("tiny")["since"]
+            assert abs(before - time.time()) < 60
+            (tmp_path / "next").write_text("7200")
+            (tmp_path / "next").replace(slept)
+            server.ctl("load", "other")
+            assert server.model("tiny")["since"] == pytest.approx(before, abs=5)
+            assert server.model("other")["since"] == pytest.approx(time.time() + 7200, abs=60)
+        finally:
+            server.stop()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="on macOS it is caffeinate itself: docs/mac-checklist.md")
 def test_the_machine_may_not_fall_asleep_while_a_request_runs(tiny: Path, tmp_path: Path) -> None:
     told = tmp_path / "told"
