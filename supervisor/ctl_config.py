@@ -79,7 +79,8 @@ def set_(here: Home, key: str, value: str, as_json: bool) -> None:
     Nothing is written unless the whole file is valid with it. A flag or a variable that sets the same goes on winning.
     """
     from supervisor.ctl_catalog import roster_of
-    from supervisor.settings_edit import NotWritten, set_value, value_from
+    from supervisor.settings_edit import set_value, value_from
+    from supervisor.settings_lock import NotWritten
 
     try:
         wanted = value_from(value)
@@ -110,10 +111,11 @@ def import_(here: Home, file: Path, as_json: bool) -> None:
     FILE is ~/.omlx/settings.json; it is only read.
     """
     from supervisor.settings_import import ImportInvalid, merged, read_omlx
+    from supervisor.settings_lock import NotWritten, changing
 
     problems: list[str] = []
     home = here.paths.home
-    ours = read_file(home / FILE, problems)
+    read_file(home / FILE, problems)
     if problems:
         raise SettingsInvalid(problems)
     try:
@@ -125,7 +127,11 @@ def import_(here: Home, file: Path, as_json: bool) -> None:
     secret = {leaf.path for leaf in leaves() if leaf.setting.secret}
     taken = [{**asdict(i), "value": HIDDEN if i.target in secret else _shown(i.value)} for i in found.taken]
     if taken:
-        write_value(home, merged(ours, found.taken))
+        try:
+            with changing(home):
+                write_value(home, merged(read_file(home / FILE, problems), found.taken))
+        except (NotWritten, OSError) as e:
+            raise CommandFailed(f"nothing was taken over: {e}") from e
     if as_json:
         return terminal.print_json({"file": str(home / FILE), "taken": taken, "left": [asdict(left) for left in found.left]})
     for item in taken:

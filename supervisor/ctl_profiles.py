@@ -35,7 +35,8 @@ def apply(here: Home, model: str, profile: str | None, no_profile: bool, as_json
 
 def _in_file(here: Home, model: str, profile: str | None, no_profile: bool) -> dict[str, object]:
     """While no server runs; the settings say which profiles there are."""
-    from supervisor.settings_edit import NotWritten, set_value
+    from supervisor.settings_edit import set_value
+    from supervisor.settings_lock import NotWritten
     from supervisor.settings_names import parted
 
     if profile is None and not no_profile:
@@ -45,6 +46,6 @@ def _in_file(here: Home, model: str, profile: str | None, no_profile: bool) -> d
     entry = ctl_catalog.found(here, model)
     try:
         set_value(here.paths.home, f"models.{entry.id}.profile", profile)
-    except NotWritten as e:
+    except (NotWritten, OSError) as e:
         raise CommandFailed(str(e)) from e
     return {"model": entry.id, "profile": profile}

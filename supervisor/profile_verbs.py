@@ -6,10 +6,13 @@ from typing import Protocol
 from supervisor.admin_reply import Refused
 from supervisor.protocol import Call, Code, plain
 from supervisor.roster import Roster
-from supervisor.settings_edit import NotWritten, set_value
+from supervisor.settings_edit import set_value
 from supervisor.settings_load import Loaded, SettingsInvalid
+from supervisor.settings_lock import NotWritten
 
 NONE = ""
+LOCK_WAIT_S = 1.0
+"""The loop waits with it, and an omlxctl that was stopped in the middle of a change must not stop the server."""
 """In place of a profile's name: the model's own defaults again."""
 
 
@@ -43,7 +46,7 @@ class ProfileVerbs:
         if profile != NONE and profile not in self._shell.roster.profiles(model):
             raise Refused("not_found", f"{model} has no profile {profile!r}; {self._choice(model)}")
         try:
-            set_value(self._shell.loaded.home, f"models.{model}.profile", profile or None)
+            set_value(self._shell.loaded.home, f"models.{model}.profile", profile or None, wait_s=LOCK_WAIT_S)
         except SettingsInvalid as e:
             raise Refused("settings_invalid", "\n".join(e.problems)) from e
         except (NotWritten, OSError) as e:

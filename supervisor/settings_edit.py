@@ -8,14 +8,11 @@ from typing import cast
 
 from supervisor.settings import SECTIONS, ModelSettings, leaves_of
 from supervisor.settings_load import FILE, Loaded, SettingsInvalid, load, read_file, write_value
+from supervisor.settings_lock import WAIT_S, NotWritten, changing
 
 NAMING = (".aliases", ".profiles", ".adapters", ".profile_templates", ".model_dirs")
 """Settings that decide what a name means; only for them the models' files are looked through."""
 OF_MODEL = tuple(leaf.key for leaf in leaves_of("models", ModelSettings))
-
-
-class NotWritten(Exception):
-    """The file does not hold what was written; somebody else has changed it meanwhile, or the disk has failed."""
 
 
 def split(path: str) -> tuple[str, ...]:
@@ -56,13 +53,24 @@ def changed(document: Mapping[str, object], path: str, value: object) -> dict[st
     return result
 
 
-def set_value(home: Path, path: str, value: object, clashes: Callable[[Loaded], Sequence[str]] = lambda _: ()) -> None:
+def set_value(
+    home: Path,
+    path: str,
+    value: object,
+    clashes: Callable[[Loaded], Sequence[str]] = lambda _: (),
+    wait_s: float = WAIT_S,
+) -> None:
     """Writes one value; None takes it away, so that the default holds. `clashes` says what is wrong with it beside the models.
 
     Raises:
         SettingsInvalid: the file as it is, or as it would be, is not valid; nothing is written.
-        NotWritten: read back, it is another.
+        NotWritten: read back, it is another, or somebody else does not get done with a change.
     """
+    with changing(home, wait_s):
+        _set_value(home, path, value, clashes)
+
+
+def _set_value(home: Path, path: str, value: object, clashes: Callable[[Loaded], Sequence[str]]) -> None:
     problems: list[str] = []
     document = read_file(home / FILE, problems)
     if problems:

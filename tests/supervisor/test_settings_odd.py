@@ -3,11 +3,14 @@
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from supervisor.settings_edit import set_value
 from supervisor.settings_load import SettingsInvalid, load
+from supervisor.settings_lock import NotWritten, changing
 from tests.stands.server import OMLXCTL
 from tests.supervisor.ctl_stand import Shell
 from tests.supervisor.model_dirs import model
@@ -107,3 +110,25 @@ def test_config_set_on_a_full_disk_says_so_and_leaves_the_file_as_it_was(tmp_pat
     assert done.returncode == 1 and "server.port is not set" in done.stderr and "Traceback" not in done.stderr
     assert (tmp_path / "settings.json").read_text() == before
     assert list(tmp_path.iterdir()) == [tmp_path / "settings.json"]
+
+
+def test_of_settings_that_are_set_at_the_same_moment_none_is_lost(tmp_path: Path) -> None:
+    wanted = {"sampling.top_k": 3, "timers.stop_s": 4, "scheduler.max_queue": 5, "server.keepalive_s": 6}
+    env = {**os.environ, "OMLX_HOME": str(tmp_path)}
+    with changing(tmp_path):  # all of them have come to the file before the first may read it
+        running = [
+            subprocess.Popen([*OMLXCTL, "config", "set", key, str(value)], env=env, stdout=subprocess.PIPE)
+            for key, value in wanted.items()
+        ]
+        time.sleep(0.5)
+    for process in running:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in running] == [0, 0, 0, 0]
+    written = json.loads((tmp_path / "settings.json").read_text())
+    assert {f"{section}.{key}": value for section, table in written.items() for key, value in table.items()} == wanted
+
+
+def test_somebody_who_hangs_in_the_middle_of_a_change_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    with changing(tmp_path), pytest.raises(NotWritten, match="does not get done"):
+        set_value(tmp_path, "server.port", 1, wait_s=0.05)
+    assert not (tmp_path / "settings.json").exists()
