@@ -105,7 +105,10 @@ def unpin(here: Home, model: str, as_json: bool) -> None:
 @JSON
 @pass_home
 def reset(here: Home, model: str, as_json: bool) -> None:
-    """Forget the crashes of MODEL, so that it is tried again at once."""
+    """Forget the crashes of MODEL, so that it is tried again at once.
+
+    Also what it died with, and how large it once was: a loaded model is charged what it takes now.
+    """
     with here.client() as client:
         result = client.call("reset", {"model": model})
     terminal.answer(result, as_json, f"{model} will be tried again")

@@ -125,6 +125,14 @@ class Ledger:
         account = self._accounts[model]
         account.excess_bytes += max(0, size_bytes - account.total_bytes)
 
+    def past_peak_bytes(self, model: str, size_bytes: int) -> int:
+        """What it is charged for having been larger once than `size_bytes`."""
+        account = self._accounts[model]
+        return min(account.excess_bytes, max(0, account.total_bytes - size_bytes))
+
+    def forget_peak(self, model: str, size_bytes: int) -> None:
+        self._accounts[model].excess_bytes -= self.past_peak_bytes(model, size_bytes)
+
     def release(self, model: str) -> None:
         del self._accounts[model]
 

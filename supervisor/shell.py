@@ -57,7 +57,7 @@ from supervisor.settings import Settings
 from supervisor.settings_load import Loaded, SettingsInvalid
 from supervisor.slot import Machine
 from supervisor.staff import Staff
-from supervisor.status import shed_warning
+from supervisor.status import peak_warning, shed_warning
 from supervisor.stay_awake import StayAwake
 from supervisor.store_keeper import StoreKeeper
 from supervisor.tracing import Tracing
@@ -68,6 +68,8 @@ TICK_SLACK_S = 0.005
 SHUTDOWN_S = 20.0
 GATEWAY_GOES_S = 2.0
 DAY_S = 86400.0
+PEAK_SHARE = 0.1
+"""Of the budget: a model that is charged so much for a peak that has passed may keep others from being loaded."""
 PRELOAD = "preload/"
 """Begins the names of the loads that the server asks for itself; those of clients begin with their identity."""
 
@@ -374,7 +376,9 @@ class Supervisor:
 
     def all_warnings(self) -> list[str]:
         """Those of the start and those of the moment."""
-        shed = [shed_warning(view) for view in self.machine.view() if view.shed]
+        views = self.machine.view()
+        shed = [shed_warning(view) for view in views if view.shed]
+        peaks = [peak_warning(view) for view in views if view.past_peak_bytes > PEAK_SHARE * self.budget_bytes]
         return [
             *self.restarting.warnings(),
             *self.warnings,
@@ -382,6 +386,7 @@ class Supervisor:
             *self.roster.unknown(),
             *self.store.warnings(),
             *shed,
+            *peaks,
         ]
 
     def slot_status(self, model: str) -> SlotStatus:

@@ -355,6 +355,7 @@ class Machine:
         slot = self._known(event.model, event.call)
         if slot is not None:
             slot_oom.forget(self._board, slot)
+            slot_memory.forget_peak(self._board, slot)
             self._forgive(slot, "reset")
             self._board.answer(event.call, True, "", f"{slot.model} is reset")
 

@@ -178,6 +178,7 @@ class Board:
 
     def view(self, slot: Slot) -> SlotView:
         worker = slot.worker
+        measured_bytes = worker.measured_bytes if worker else 0
         return SlotView(
             model=slot.model,
             state=slot.state,
@@ -188,7 +189,8 @@ class Board:
             done=worker.done if worker else 0,
             total=worker.total if worker else 0,
             charged_bytes=self.ledger.charge_bytes(slot.model),
-            measured_bytes=worker.measured_bytes if worker else 0,
+            measured_bytes=measured_bytes,
+            past_peak_bytes=self.ledger.past_peak_bytes(slot.model, measured_bytes) if measured_bytes else 0,
             kv_granted_bytes=worker.kv_bytes if worker else 0,
             hot_granted_bytes=worker.hot_bytes if worker else 0,
             since=slot.since,

@@ -55,6 +55,12 @@ def view(board: Board) -> BudgetView:
     )
 
 
+def forget_peak(board: Board, slot: Slot) -> None:
+    """Somebody says that it will not be so large again."""
+    if slot.worker is not None and slot.worker.measured_bytes:
+        board.ledger.forget_peak(slot.model, slot.worker.measured_bytes)
+
+
 # Hot caches
 
 

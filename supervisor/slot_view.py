@@ -18,6 +18,7 @@ class SlotView:
     total: int
     charged_bytes: int
     measured_bytes: int
+    past_peak_bytes: int  # of the charge: what it is only charged for having been larger once
     kv_granted_bytes: int
     hot_granted_bytes: int
     since: float

@@ -1,5 +1,6 @@
 """What the server looks like from outside: catalog, slots and workers' last words joined into the protocol's values. Pure."""
 
+from supervisor.budget import gib
 from supervisor.cache_plan import CachePlan, cache_state
 from supervisor.catalog import CatalogEntry
 from supervisor.dates import Dates
@@ -13,6 +14,13 @@ from supervisor.slot_view import SlotView
 def shed_warning(view: SlotView) -> str:
     features = " and ".join(view.shed)
     return f"{view.model} runs without {features}, with which it died twice; to try again: omlxctl reset {view.model}"
+
+
+def peak_warning(view: SlotView) -> str:
+    return (
+        f"{view.model} is charged {gib(view.charged_bytes)}, {gib(view.past_peak_bytes)} of it for a peak that has passed; "
+        f"it takes {gib(view.measured_bytes)} now; to leave the rest to others: omlxctl reset {view.model}"
+    )
 
 
 def slot_status(

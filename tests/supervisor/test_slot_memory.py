@@ -18,6 +18,7 @@ from supervisor.slot_events import (
     ModelCost,
     ReadMemory,
     Rejected,
+    ResetRequested,
     SlotState,
     Spawn,
     TrimWorker,
@@ -138,6 +139,23 @@ def test_hot_caches_and_then_idle_models_make_room_for_the_kv_of_a_busy_one() ->
     effects = subject.do(WorkerWants("a", 1, 5 * GIB))
     assert one(effects, AskStop).model == "b"
     assert one(subject.exit("b", code=0), GrantMemory) == GrantMemory("a", 1, kv_bytes=5 * GIB)
+
+
+def test_a_peak_that_has_passed_is_charged_until_a_reset_and_seen_as_such() -> None:
+    subject = stage(replace(cost("a", 4), pinned=True), cost("b", 4))
+    subject.ready_model("a")
+    subject.do(WorkerMeasured("a", 1, 9 * GIB))
+    assert (subject.slot("a").charged_bytes, subject.slot("a").past_peak_bytes) == (9 * GIB, 0), "it is as large as that"
+    subject.do(WorkerMeasured("a", 1, 5 * GIB))
+    assert (subject.slot("a").charged_bytes, subject.slot("a").past_peak_bytes) == (9 * GIB, 4 * GIB)
+    assert one(subject.acquire("r1", "b"), Rejected).code == "model_too_large"
+    subject.do(ResetRequested("a", None))
+    assert (subject.slot("a").charged_bytes, subject.slot("a").past_peak_bytes) == (5 * GIB, 0)
+    subject.acquire("r2", "b")
+    assert subject.slot("b").state is SlotState.SPAWNING
+    subject.do(WorkerMeasured("a", 1, GIB))
+    subject.do(ResetRequested("a", None))
+    assert subject.slot("a").charged_bytes == 4 * GIB, "never less than what its load was given"
 
 
 def test_nobody_goes_for_kv_whose_want_was_taken_back() -> None:
