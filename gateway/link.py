@@ -274,7 +274,7 @@ class Link:
                 self._finish(exchange, OK)
                 self._over(exchange, OK)
                 exchange.answer(message)
-            elif isinstance(message, Problem):
+            else:
                 self._finish(exchange, message.code)
                 self._fail_or_retry(exchange, Failure(message.code, message.message))
 

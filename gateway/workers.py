@@ -18,7 +18,6 @@ from supervisor.protocol import (
     Code,
     Join,
     Message,
-    PrefillProgress,
     Problem,
     ProtocolError,
     Result,
@@ -31,7 +30,7 @@ from supervisor.protocol import (
 
 log = logging.getLogger(__name__)
 
-WorkerMessage = Accepted | Rows | PrefillProgress | Result | Problem
+WorkerMessage = Accepted | Rows | Result | Problem
 
 
 class Workers:

@@ -171,9 +171,8 @@ class Piece(Part, frozen=True, kw_only=True):
     kind: Literal["text", "reasoning", "tool_call"] = "text"
     index: int = 0
     """Which tool call, counted from 0."""
-    call_id: str | None = None
     name: str | None = None
-    """id and name travel once, with the call's first piece."""
+    """Travels once, with the call's first piece."""
 
 
 class Row(Part, frozen=True, kw_only=True):
@@ -323,9 +322,6 @@ class Assign(Message, frozen=True, kw_only=True):
     max_batch: int = 8
     grants: Grants = Grants()
     cache: CacheGrant = CacheGrant()
-    rank: int = 0
-    world: int = 1
-    peers: list[str] = []
     settings: dict[str, object] = {}
     """Model settings a worker honours (load-time ones and defaults), validated by the supervisor."""
 
@@ -518,7 +514,6 @@ class Acquire(Message, frozen=True, kw_only=True):
     KIND = "acquire"
     rid: str
     model: str
-    principal: str = ""
     priority: int = 0
     deadline_ms: int | None = None
     request_hash: str = ""
@@ -639,7 +634,6 @@ class Call(Message, frozen=True, kw_only=True, omit_defaults=False):
     id: str
     verb: str
     args: dict[str, object] = {}
-    principal: str = ""
     v: int = VERSION
     build: str = ""
 
@@ -692,13 +686,10 @@ class Submit(Message, frozen=True, kw_only=True):
     lease: str = ""
     model: ModelRef | None = None
     """Only for the text worker, which serves any model's tokenizer."""
-    principal: str = ""
-    trace: str | None = None
     priority: int = 0
     deadline_ms: int | None = None
     tools: list[dict[str, object]] | None = None
     tool_choice: str | dict[str, object] | None = None
-    parallel_tool_calls: bool | None = None
     response_format: dict[str, object] | None = None
     """`type` json_object, json_schema, regex, choice or grammar, and under `schema`, `regex`, … what the answer must match."""
     reasoning: Reasoning | None = None
@@ -742,14 +733,6 @@ class Rows(Message, frozen=True, kw_only=True):
     rows: list[Row]
 
 
-class PrefillProgress(Message, frozen=True, kw_only=True):
-    KIND = "progress"
-    epoch: str
-    rid: str
-    prefilled: int
-    total: int
-
-
 class Result(Message, frozen=True, kw_only=True):
     """w→g: the answer of a task that does not stream (count, embed, …)."""
 
@@ -780,7 +763,7 @@ KINDS: dict[str, type[Message]] = {
         *(Trace, Traced, Activity, AskTurn, GiveTurn, Turn),
         *(Acquire, Abandon, Release, GatewayBeat, Queued, Granted, Rejected, Lost),
         *(Watch, Snapshot, Event, Call, Note, Reply),
-        *(Join, Welcome, Submit, Accepted, Cancel, Rows, PrefillProgress, Result, Problem),
+        *(Join, Welcome, Submit, Accepted, Cancel, Rows, Result, Problem),
     )
 }
 

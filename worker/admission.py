@@ -33,9 +33,12 @@ class KvCost:
     early: "KvCost | None" = None
     """What they take up to `early_tokens`, where that is something else."""
     early_tokens: int = 0
+    state_bytes: int = 0
+    """Of layers that sum up all tokens so far, however many."""
 
     def bytes(self, tokens: int) -> int:
         own = sum(each * (tokens if window is None else min(tokens, window)) for each, window in self.layers)
+        own += self.state_bytes
         return own if self.early is None else max(own, self.early.bytes(min(tokens, self.early_tokens)))
 
     @property
@@ -81,7 +84,8 @@ class Admission:
 
     def taken_bytes(self, lengths: Iterable[int]) -> int:
         """By rows of those lengths, copies included."""
-        return sum(KV_COPIES * self._cost.bytes(row_tokens(length)) for length in lengths)
+        # The newest copy of a state waits in RAM until it is clear whether it is kept (`worker.snapshots`).
+        return sum(KV_COPIES * self._cost.bytes(row_tokens(length)) + self._cost.state_bytes for length in lengths)
 
     def check(self, claim: Claim) -> None:
         """Raises KvTooLarge."""

@@ -1,8 +1,10 @@
 """The wall between the processes: what is sent is what arrives, and nothing that arrives does harm."""
 
+import ast
 import contextlib
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor import protocol
 from supervisor.protocol import (
     KINDS,
     VERSION,
@@ -130,3 +133,18 @@ def test_a_call_always_carries_its_version() -> None:
 def test_messages_are_small_where_nothing_is_set() -> None:
     assert len(encode(Cancel(epoch="e", rid="r"))[1]) < 20
     assert len(encode(Stop(reason="r", flush_deadline_s=2.0))[1]) < 45
+
+
+def test_no_field_travels_that_nobody_sets_and_nobody_reads() -> None:
+    """The wall promises what is on it. By name alone: a field is called like what it is made from and what becomes of it."""
+    root = Path(protocol.__file__).parent.parent
+    used: set[str] = set()
+    for file in (file for package in ("supervisor", "worker", "gateway") for file in (root / package).glob("*.py")):
+        if file.name != "protocol.py":
+            nodes = list(ast.walk(ast.parse(file.read_text())))
+            used |= {node.arg for node in nodes if isinstance(node, ast.keyword) and node.arg}
+            used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    parts = [
+        cls for cls in vars(protocol).values() if isinstance(cls, type) and issubclass(cls, protocol.Part | protocol.Message)
+    ]
+    assert {f"{cls.__name__}.{name}" for cls in parts for name in cls.__struct_fields__ if name not in used} == set()

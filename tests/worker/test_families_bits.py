@@ -406,3 +406,17 @@ def test_a_prompt_that_parts_early_goes_on_from_a_snapshot_on_the_way(bench: Ben
 def test_the_fingerprint_covers_the_code_that_other_files_hold(bench: Bench, kernel: str) -> None:
     names = {Path(file).stem for file in bench.loaded.source_files}
     assert {bench.family, kernel, "cache", "base"} <= names
+
+
+def test_recurrent_state_is_part_of_what_a_sequence_costs(bench: Bench) -> None:
+    state_bytes = sum(
+        array.nbytes
+        for leaf in bench.loaded.warm_cache
+        for part in (leaf.caches if isinstance(leaf, CacheList) else [leaf])
+        if isinstance(part, ArraysCache)
+        for array in part.cache
+        if array is not None
+    )
+    assert (state_bytes > 0) is (bench.family in STATEFUL)
+    assert bench.loaded.kv_cost.state_bytes == state_bytes
+    assert bench.loaded.kv_cost.bytes(0) == state_bytes

@@ -118,6 +118,8 @@ def test_memory_is_counted_with_copies_windows_and_a_bounded_answer() -> None:
     assert admission.fits([Claim(1000, 100)] * 3)
     assert not admission.fits([Claim(1000, 100)] * 4)
     assert Admission(KvCost(((100, None),)), 0, 0).fits([Claim(10**9, 1)])
+    stateful = Admission(KvCost(((100, None),), state_bytes=7_000), 0, 0)
+    assert stateful.needed_bytes([Claim(100, 100)] * 2) == 2 * (2 * (512 * 100 + 7_000) + 7_000), "and a copy that may be kept"
     admission.check(Claim(9_000, 100))
     with pytest.raises(KvTooLarge, match=r"10100 tokens .* 1 MiB"):
         admission.check(Claim(10_000, 100))
