@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 import aiohttp
@@ -46,6 +47,19 @@ class Stand:
         if join:
             await worker.join_until_welcome()
         return worker
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], within_s: float = 10) -> None:
+        async with asyncio.timeout(within_s):
+            while not await condition():
+                await asyncio.sleep(0.02)
+
+    async def until_status(self, status: int) -> None:
+        """Until a request is answered so: what the supervisor has sent takes effect when the gateway has read it."""
+
+        async def answered_so() -> bool:
+            return (await self.chat())[0] == status
+
+        await self.until(answered_so)
 
     @property
     def url(self) -> str:

@@ -302,7 +302,8 @@ async def test_a_prompt_that_fits_goes_on_to_the_model(stand: Stand) -> None:
 async def test_a_loaded_model_is_not_asked_about_beforehand(stand: Stand) -> None:
     text = await counting(stand, refuses("context_length_exceeded"))
     stand.supervisor.change("tiny", slot(state="ready"))
-    await asyncio.sleep(0.2)
+    await stand.until_status(200)  # until then it was asked, and refused
+    text.received.clear()
     status, _ = await stand.chat()
     assert status == 200 and not text.all(Submit)
 

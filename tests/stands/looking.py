@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from supervisor.client import ControlClient
+from tests.stands.patience import patient_s
 from tests.stands.server import Server
 
 SETTLED_S = 10.0
@@ -32,17 +33,19 @@ class Looking(ControlClient):
 
     def until(self, model: str, condition: Callable[[dict[str, Any]], object], within_s: float = 30) -> dict[str, Any]:
         """The model's status once it is as wanted."""
-        deadline = time.monotonic() + within_s
+        began_at = time.monotonic()
         while not condition(found := self.model(model)):
-            assert time.monotonic() < deadline, f"not within {within_s} s: {found}\n{self._server.said()}"
+            assert time.monotonic() - began_at < patient_s(within_s), f"not within {within_s} s: {found}\n{self._server.said()}"
             time.sleep(0.01)
         return found
 
     def until_nothing_is_left(self) -> None:
         """No lease, nobody waiting, no charge without a process, no zombie."""
-        deadline = time.monotonic() + SETTLED_S
+        began_at = time.monotonic()
         while left := self._left():
-            assert time.monotonic() < deadline, f"left after {SETTLED_S} s: {left}\n{self._server.said()}"
+            assert time.monotonic() - began_at < patient_s(SETTLED_S), (
+                f"left after {SETTLED_S} s: {left}\n{self._server.said()}"
+            )
             time.sleep(0.05)
 
     def _left(self) -> list[str]:

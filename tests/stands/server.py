@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from supervisor.client import ControlClient, NoAnswer, NotRunning
+from tests.stands.patience import patient_s
 
 START_S = 60.0
 """It takes one second or two on cores that are free."""
@@ -96,7 +97,7 @@ class Server:
             with ControlClient(self.home / "run" / "omlxd.lock", self.home / "run" / "control.sock") as client:
                 try:
                     return client.call("status")
-                except NoAnswer:  # after 2 s, which a busy machine may take
+                except NoAnswer:  # after 5 s, which a busy machine may take
                     if time.monotonic() - began_at > ANSWER_S:
                         raise
 
@@ -132,9 +133,10 @@ class Server:
         return self.post("/v1/chat/completions", {"model": model, "messages": messages, "temperature": 0, **fields})
 
     def wait_for(self, condition: Callable[[], object], within_s: float, what: str) -> None:
-        deadline = time.monotonic() + within_s
+        """`within_s` is generous on cores that are free; on busy ones it is waited for as long as it takes there."""
+        began_at = time.monotonic()
         while not condition():
-            if time.monotonic() > deadline:
+            if time.monotonic() - began_at > patient_s(within_s):
                 raise AssertionError(f"not within {within_s} s: {what}\n{self.said()}")
             time.sleep(0.02)
 

@@ -121,10 +121,10 @@ async def test_one_that_never_says_hello_is_killed_and_replaced(tmp_path: Path) 
 
 
 async def test_one_that_falls_silent_is_replaced_and_one_that_speaks_is_not(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, SLEEPS, beat_lost_s=0.4)
+    watched = Watched(tmp_path, SLEEPS, beat_lost_s=1.5)
     watched.attendant.start()
     watched.attendant.greeted()
-    for _ in range(10):
+    for _ in range(20):
         watched.attendant.heard()
         await asyncio.sleep(0.1)
     assert len(watched.begun) == 1

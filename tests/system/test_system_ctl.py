@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,11 +79,14 @@ def test_logs_are_printed_and_followed(small: Server) -> None:
         [*OMLXCTL, "logs", "omlxd", "-f", "-n", "0"], env=small.env(), stdout=subprocess.PIPE, text=True
     )
     try:
-        time.sleep(0.5)
-        small.ctl("reload")
+        assert follower.stdout is not None and small.process is not None
         (small.home / "settings.json").write_text("{")
-        small.process.send_signal(signal.SIGHUP)
-        assert follower.stdout is not None and "settings" in follower.stdout.readline()
+        with ThreadPoolExecutor(1) as pool:
+            line = pool.submit(follower.stdout.readline)
+            while not line.done():  # it may not follow yet
+                small.process.send_signal(signal.SIGHUP)
+                time.sleep(0.2)
+        assert "settings" in line.result()
         follower.send_signal(signal.SIGINT)
         assert follower.wait(10) == 130
     finally:

