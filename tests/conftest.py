@@ -1,6 +1,7 @@
 """What every test may rely on: whether the real model is worth running here."""
 
 import ctypes.util
+import signal
 import sys
 
 import pytest
@@ -9,6 +10,10 @@ from worker.blas import load_openblas
 
 load_openblas()
 """Before anything imports MLX: afterwards this process would keep the slow BLAS for good."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control ignores it for what runs in its background, and so would every program started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_FAST_BLAS = "OpenBLAS is not installed: tests with a real model are left out (sudo apt install libopenblas0-pthread)"
 

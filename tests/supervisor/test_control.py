@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,9 @@ from supervisor.census import Census
 from supervisor.control import Control, ControlShell
 from supervisor.fleet import Fleet, FleetShell
 from supervisor.fleet import WorkerProcess as Process
-from supervisor.ipc import connect_dealer, endpoint
+from supervisor.ipc import Frames, connect_dealer, endpoint
 from supervisor.logs import LogBook
-from supervisor.paths import paths_of
+from supervisor.paths import Paths, paths_of
 from supervisor.process import Child
 from supervisor.protocol import (
     VERSION,
@@ -70,6 +71,26 @@ class FakeAttendant:
         self.refusals.append(reason)
 
 
+class Counted(Control):
+    """Counts what it has taken in and given out."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], paths: Paths, shell: ControlShell) -> None:
+        self.taken = 0
+        self.given: Counter[bytes] = Counter()
+        super().__init__(context, paths, shell)
+
+    def send(self, identity: bytes, message: Message) -> bool:
+        is_sent = super().send(identity, message)
+        self.given[identity] += is_sent
+        return is_sent
+
+    def _take(self, frames: Frames) -> None:
+        try:
+            super()._take(frames)
+        finally:
+            self.taken += 1
+
+
 class Stand:
     """Control and Fleet on a real socket; what they hand on is remembered."""
 
@@ -82,6 +103,7 @@ class Stand:
         self.asked: list[tuple[str, Message]] = []
         self.assigned: list[object] = []
         self.in_catalog = True
+        self.sent = 0
         self.other_builds: list[tuple[str, str | None, int]] = []
         self.restarts_for_it = True
         self.loaded = Loaded(Settings(), directory, {})
@@ -92,7 +114,7 @@ class Stand:
         )
         self.fleet = Fleet(cast("FleetShell", self))
         self.child = FakeChild()
-        self.control = Control(self.context, self.paths, cast("ControlShell", self))
+        self.control = Counted(self.context, self.paths, cast("ControlShell", self))
 
     def with_worker(self) -> None:
         worker = Process("m", 1, self.fleet.identity("m", 1).encode(), "nonce", cast("Child", self.child))
@@ -124,13 +146,22 @@ class Stand:
 class Peer:
     def __init__(self, stand: Stand, identity: str) -> None:
         self.got: list[Message] = []
-        self.wire = connect_dealer(stand.context, stand.control_endpoint, identity, lambda f: self.got.append(decode(f)[0]))
+        self._stand = stand
+        self._identity = identity.encode()
+        self._wire = connect_dealer(stand.context, stand.control_endpoint, identity, lambda f: self.got.append(decode(f)[0]))
 
     async def say(self, *messages: Message) -> None:
-        """Returns when the other end has taken them in."""
+        """Returns when the other end has taken them in, and its answers are here."""
         for message in messages:
-            self.wire.send(encode(message))
-        await asyncio.sleep(0.1)
+            self.send(encode(message))
+        control = self._stand.control
+        async with asyncio.timeout(20):
+            while control.taken < self._stand.sent or len(self.got) < control.given[self._identity]:
+                await asyncio.sleep(0.01)
+
+    def send(self, frames: Frames) -> None:
+        self._wire.send(frames)
+        self._stand.sent += 1
 
 
 @pytest.fixture
@@ -229,7 +260,7 @@ async def test_a_gateway_of_another_build_or_version_is_refused(stand: Stand, bu
 async def test_an_unknown_kind_and_garbage_are_answered_and_harm_nobody_behind_them(stand: Stand) -> None:
     client = Peer(stand, "c.1.x")
     for frames in ([b"teleport", b"\x80"], [b"call", b"\xc1"], [b""], [b"call", msgspec.msgpack.encode({"id": "1"})]):
-        client.wire.send(frames)
+        client.send(frames)
     await client.say(Call(id="1", verb="status"))
     assert [m.code for m in client.got if isinstance(m, Problem)] == ["unknown_kind", *["bad_request"] * 3]
     assert stand.asked == [("c.1.x", Call(id="1", verb="status"))]
