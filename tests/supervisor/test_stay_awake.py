@@ -34,6 +34,14 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(Census(tmp_path / "children.json"), LogBook("omlxd", tmp_path))
 
 
+async def ended(awake: StayAwake) -> bool:
+    """Whether it has learnt that its program is gone."""
+    deadline = time.monotonic() + 10
+    while awake.pid is not None and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    return awake.pid is None
+
+
 async def gone(pid: int) -> bool:
     deadline = time.monotonic() + 10
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
@@ -66,8 +74,7 @@ async def test_the_promise_is_held_from_the_first_request_until_a_while_after_th
     await asyncio.sleep(0.5)
     assert awake.pid == pid and psutil.pid_exists(pid), "the next request came in time"
     awake.demand(0)
-    assert await gone(pid)
-    await asyncio.sleep(0.1)
+    assert await gone(pid) and await ended(awake)
     awake.demand(1)
     assert awake.pid not in (None, pid), "and once more"
     awake.let_go()
@@ -77,8 +84,7 @@ async def test_the_promise_is_held_from_the_first_request_until_a_while_after_th
 async def test_a_program_that_does_not_stay_is_not_asked_again_and_again(shell: Shell) -> None:
     awake = StayAwake(shell, (sys.executable, "-c", "raise SystemExit(1)"))
     awake.demand(1)
-    assert await gone(awake.pid or 0)
-    await asyncio.sleep(0.1)
+    assert await ended(awake)
     awake.demand(1)
     assert awake.pid is None
 
