@@ -90,10 +90,14 @@ def test_a_reload_while_busy_never_drops_a_live_worker(small: Server) -> None:
         first = look.model("tiny")["pid"]
         stream = Stream(small, "tiny", "hello", max_tokens=1500)
         stream.until_content()
-        for settings in ({"sampling": {"top_k": 7}}, {"models": {"tiny": {"context": 1600}}}):
-            (small.home / "settings.json").write_text(json.dumps(settings))
-            small.ctl("reload")
-        shown = look.model("tiny")
+        psutil.Process(first).suspend()  # so that the answer is still under way
+        try:
+            for settings in ({"sampling": {"top_k": 7}}, {"models": {"tiny": {"context": 1600}}}):
+                (small.home / "settings.json").write_text(json.dumps(settings))
+                small.ctl("reload")
+            shown = look.model("tiny")
+        finally:
+            psutil.Process(first).resume()
         assert (shown["pid"], shown["leases"], shown["state"]) == (first, 1, "draining")
         after = Stream(small, "tiny", "hello", max_tokens=2)
         assert stream.rest()[-1] == "[DONE]"
