@@ -18,7 +18,7 @@ from supervisor.instance import running_pid
 from supervisor.protocol import Call, Event, Note, Problem, ProtocolError, Reply, Snapshot, Watch, decode, encode
 
 FIRST_ANSWER_S = 5.0
-"""A server that is alive answers a short verb within milliseconds; on a machine that swaps or starves, within a second or two."""
+"""A server that is alive answers a short verb within milliseconds; where the machine swaps or starves, within seconds."""
 SHORT_S = 10.0
 LOOK_S = 0.25
 """How often a long wait makes sure that the server still lives."""
