@@ -62,8 +62,8 @@ class Client:
     session: aiohttp.ClientSession
     target: Target
 
-    async def ask(self, content: str, max_tokens: int, on_token: OnToken = lambda _: None) -> Answer:
-        """Raises RequestFailed. `on_token` is called as each piece of text arrives, and at the end."""
+    async def ask(self, content: str, max_tokens: int, on_token: OnToken = lambda _: None, **more: object) -> Answer:
+        """Raises RequestFailed. `on_token` is called as each piece of text arrives, and at the end; `more` is for the body."""
         body = {
             "model": self.target.model,
             "messages": [{"role": "user", "content": content}],
@@ -71,6 +71,7 @@ class Client:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **more,
         }
         answer = Answer(time.perf_counter())
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

@@ -93,8 +93,9 @@ async def beside_streams(client: Client, prompts: Prompts, tokens: int) -> tuple
 
 @contextlib.asynccontextmanager
 async def stream(client: Client, content: str, seen: dict[int, Answer]) -> AsyncIterator[None]:
-    """A client that reads a long answer and leaves at the end."""
-    task = asyncio.create_task(client.ask(content, 2000, lambda answer: seen.setdefault(id(answer), answer)))
+    """A client that reads a long answer, which does not end by itself, and leaves at the end."""
+    ask = client.ask(content, 2000, lambda answer: seen.setdefault(id(answer), answer), ignore_eos=True)
+    task = asyncio.create_task(ask)
     try:
         yield
     finally:
@@ -127,6 +128,7 @@ async def unlike_rows(server: Server, model: Path, client: Client, prompts: Prom
         await until(lambda: len(seen) == 1 + SHORT_ROWS)
         await asyncio.sleep(BEAT_S)
         beat = (await asyncio.to_thread(server.model, Omlxd.model))["beat"]
+    assert len(beat["lease_tokens"]) == 1 + SHORT_ROWS, "a row is over: its KV would be missing on one side"
     return beat["kv_bytes"] / (sum(beat["lease_tokens"].values()) * read_model(model).kv_bytes_per_token)
 
 
