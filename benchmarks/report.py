@@ -15,7 +15,7 @@ T = TypeVar("T")
 GATED_PROMPT_TOKENS = 2048
 """Shorter prompts are prefilled too fast for shares of that time to mean anything."""
 GATED_CPU_MS = 100.0
-"""CPU is counted in ticks of 10 ms: a limit that allows less than ten of them in all cannot be judged."""
+"""A limit that allows less than this in all cannot be judged: what is done once a second may or may not be in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _at_once(streams: int) -> str:
 
 
 def outside_engine_ms(measured: list[Decode]) -> dict[str, float]:
-    """By role, over all repeats together: the system counts in ticks of 10 ms, and one repeat is few of them."""
+    """By role, over all repeats together: one repeat is few seconds, and much is done once a second or less."""
     known = [x for x in measured if x.outside_engine_ms is not None]
     tokens = sum(x.tokens for x in known)
     roles = known[0].outside_engine_ms or () if known else ()

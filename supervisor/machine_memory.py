@@ -81,8 +81,22 @@ def private_bytes(pid: int) -> int:
     """What comes back when that process exits, as far as it is cheap to know; 0 for one that is gone. Pages of files stay."""
     if sys.platform == "darwin":
         return footprint_bytes(pid) or 0
+    resident_bytes, shared_bytes = _statm(pid)
+    return resident_bytes - shared_bytes
+
+
+def resident_bytes(pid: int) -> int:
+    """What of that process is in memory, pages of files included; 0 for one that is gone."""
+    if sys.platform == "darwin":
+        return footprint_bytes(pid) or 0
+    return _statm(pid)[0]
+
+
+def _statm(pid: int) -> tuple[int, int]:
+    """Bytes resident, and of those the ones of files and shared memory."""
     try:
-        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as statm:  # every second, of every process: half of Path.read_text
+            _, resident, shared, *_ = statm.read().split()
     except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * PAGE_BYTES
+        return 0, 0
+    return int(resident) * PAGE_BYTES, int(shared) * PAGE_BYTES

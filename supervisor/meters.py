@@ -1,12 +1,13 @@
 """Reads the meters: the workers that have done something since the last look, the server's own processes now and then.
 
-What a reading means for the budget is the slot machine's business. Idle workers are not read again: their memory does not grow,
-and a reading walks the page tables of the whole model.
+What a reading means for the budget is the slot machine's business. A reading walks the page tables of the whole model: idle
+workers are not read again, as their memory does not grow, and busy ones only when cheap readings say that theirs has changed.
 """
 
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,7 @@ from typing import Protocol
 from supervisor import slot_events as slots
 from supervisor.fleet import Fleet, WorkerProcess
 from supervisor.importing import Importer
-from supervisor.machine_memory import private_bytes
+from supervisor.machine_memory import private_bytes, resident_bytes
 from supervisor.meter import footprint_bytes
 from supervisor.protocol import EventKind
 from supervisor.settings_load import Loaded
@@ -24,6 +25,10 @@ log = logging.getLogger("meters")
 
 OWN_EVERY = 6
 """The gateway and its like are small and do not change much."""
+SLACK_BYTES = 8 << 20
+"""A worker whose pages have changed by less has not changed."""
+STALE_S = 60.0
+"""Pages that it shares count for more when another process ends: no cheap reading tells."""
 TOLD_SHARE = 0.01
 """A change below a hundredth is not worth an event."""
 
@@ -51,7 +56,9 @@ class Reading:
     progress: int
     """The worker's counter at that time."""
     private_bytes: int = 0
-    """Of it, what was cheap to know, to tell how much it has changed since."""
+    """What was cheap to know, to tell how much it has changed since; so is the next."""
+    resident_bytes: int = 0
+    read_at: float = 0.0
     told_bytes: int = 0
 
 
@@ -72,10 +79,12 @@ class Meters:
         shell: MeterShell,
         read: Callable[[int], int | None] = footprint_bytes,
         read_private: Callable[[int], int] = private_bytes,
+        read_resident: Callable[[int], int] = resident_bytes,
     ) -> None:
         self._shell = shell
         self._read = read
         self._read_private = read_private
+        self._read_resident = read_resident
         self._workers: dict[int, Reading] = {}
         self._own: dict[int, int] = {}
         self._told_bytes = 0
@@ -123,15 +132,23 @@ class Meters:
         for worker in workers:
             progress = worker.beat.progress if worker.beat else -1
             known = self._workers.get(worker.child.pid)
-            if known is None or known.progress != progress:
+            if known is None or (known.progress != progress and self._has_changed(worker.child.pid, known)):
                 size_bytes = await asyncio.to_thread(self._read, worker.child.pid)
                 if size_bytes is not None:
                     self._take(worker, size_bytes, progress)
+
+    def _has_changed(self, pid: int, known: Reading) -> bool:
+        if time.monotonic() - known.read_at > STALE_S:
+            return True
+        changes = (self._read_private(pid) - known.private_bytes, self._read_resident(pid) - known.resident_bytes)
+        return max(map(abs, changes)) > min(SLACK_BYTES, TOLD_SHARE * known.size_bytes)
 
     def _take(self, worker: WorkerProcess, size_bytes: int, progress: int) -> None:
         reading = self._workers.setdefault(worker.child.pid, Reading(size_bytes, progress))
         reading.size_bytes, reading.progress = size_bytes, progress
         reading.private_bytes = self._read_private(worker.child.pid)
+        reading.resident_bytes = self._read_resident(worker.child.pid)
+        reading.read_at = time.monotonic()
         self._shell.happened(slots.WorkerMeasured(worker.model, worker.gen, size_bytes))
         if differs(size_bytes, reading.told_bytes):
             reading.told_bytes = size_bytes

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from supervisor.meter import RusageInfo, footprint_bytes, pss_bytes
-from supervisor.meters import Meters
+from supervisor.meters import SLACK_BYTES, Meters
 from supervisor.protocol import EventKind
 from supervisor.settings import MemorySettings, Settings
 from supervisor.slot_events import SlotEvent, WorkerMeasured
@@ -98,21 +98,71 @@ async def look(server: Stand, meters: Meters, for_s: float) -> None:
         await task
 
 
+class Rounds:
+    """The memory settings of meters that make no pause, and how many rounds they have made."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    @property
+    def measure_s(self) -> float:
+        self.made += 1
+        return 0.0
+
+
+async def make_rounds(server: Stand, meters: Meters, count: int = 1) -> None:
+    rounds = Rounds()
+    server.loaded = SimpleNamespace(settings=SimpleNamespace(memory=rounds))
+    task = asyncio.create_task(meters.keep())
+    async with asyncio.timeout(25):
+        while rounds.made < count:
+            await asyncio.sleep(0.001)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
 async def test_an_idle_worker_is_read_once_and_a_busy_one_again() -> None:
     server = stand(_50=1000, _60=10)
-    meters = Meters(server, server.read)
-    await look(server, meters, 0.25)
+    meters = Meters(server, server.read, *[lambda pid: server.sizes.get(pid, 0)] * 2)
+    await make_rounds(server, meters, 3)
     assert server.looked_at.count(50) == 1 and 51 not in server.looked_at
     assert server.events == [WorkerMeasured("a", 3, 1000)]
     assert server.told == ["a", "server {'measured_bytes': 1010}"]
     server.progress, server.sizes[50] = 1, 1005
-    await look(server, meters, 0.05)
-    assert server.events[-1] == WorkerMeasured("a", 3, 1005)
-    assert len(server.told) == 2, "half a percent is no news"
+    await make_rounds(server, meters)
+    assert server.looked_at.count(50) == 1, "half a percent is not worth a walk through its pages"
+    assert len(server.events) == 1 and len(server.told) == 2
     server.progress, server.sizes[50] = 2, 2000
-    await look(server, meters, 0.05)
+    await make_rounds(server, meters)
     assert server.told[2:] == ["a", "server {'measured_bytes': 2010}"]
     assert meters.tree_bytes == 2010
+
+
+@pytest.mark.parametrize("changed", ["private", "resident"])
+async def test_a_busy_worker_is_read_again_when_its_private_pages_or_those_of_files_changed(changed: str) -> None:
+    server = stand(_50=1 << 30, _60=10)
+    cheap = {"private": 600 << 20, "resident": 900 << 20}
+    meters = Meters(server, server.read, lambda _: cheap["private"], lambda _: cheap["resident"])
+    await make_rounds(server, meters)
+    server.progress, cheap[changed] = 1, cheap[changed] + SLACK_BYTES
+    await make_rounds(server, meters)
+    assert server.looked_at.count(50) == 1
+    cheap[changed] += 1
+    await make_rounds(server, meters)
+    assert server.looked_at.count(50) == 2
+
+
+async def test_a_busy_worker_is_read_again_now_and_then_though_nothing_seems_to_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = stand(_50=1000, _60=10)
+    meters = Meters(server, server.read, lambda _: 700, lambda _: 900)
+    await make_rounds(server, meters)
+    server.progress = 1
+    monkeypatch.setattr("supervisor.meters.STALE_S", 0.0)
+    await make_rounds(server, meters)
+    assert server.looked_at.count(50) == 2
 
 
 async def test_a_meter_that_fails_is_read_again(caplog: pytest.LogCaptureFixture) -> None:
