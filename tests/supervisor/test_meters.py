@@ -5,7 +5,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 from supervisor.meter import RusageInfo, footprint_bytes, pss_bytes
 from supervisor.meters import SLACK_BYTES, Meters
 from supervisor.protocol import EventKind
-from supervisor.settings import MemorySettings, Settings
 from supervisor.slot_events import SlotEvent, WorkerMeasured
 
 ROLLUP = """\
@@ -86,16 +85,7 @@ class Stand:
 
 
 def stand(**sizes: int) -> Any:
-    settings = replace(Settings(), memory=MemorySettings(measure_s=0.1))
-    return Stand(SimpleNamespace(settings=settings), {int(name[1:]): size for name, size in sizes.items()})
-
-
-async def look(server: Stand, meters: Meters, for_s: float) -> None:
-    task = asyncio.create_task(meters.keep())
-    await asyncio.sleep(for_s)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    return Stand(None, {int(name[1:]): size for name, size in sizes.items()})
 
 
 class Rounds:
@@ -174,16 +164,16 @@ async def test_a_meter_that_fails_is_read_again(caplog: pytest.LogCaptureFixture
             raise AttributeError("no such call in this system's library")
         return server.read(pid)
 
-    await look(server, Meters(server, read), 0.25)
+    await make_rounds(server, Meters(server, read), 2)
     assert server.events == [WorkerMeasured("a", 3, 1000)] and "memory could not be measured" in caplog.text
 
 
 async def test_a_worker_that_is_gone_counts_no_more() -> None:
     server = stand(_50=1000, _60=10)
     meters = Meters(server, server.read)
-    await look(server, meters, 0.05)
+    await make_rounds(server, meters)
     del server.sizes[50]
-    await look(server, meters, 0.05)
+    await make_rounds(server, meters)
     assert meters.tree_bytes == 10
 
 
@@ -191,7 +181,7 @@ async def test_the_tree_of_the_moment_has_every_process_once_and_what_changed_si
     server = stand(_50=1000, _60=10)
     private = {50: 700, 51: 90, 52: 40, 60: 5}
     meters = Meters(server, server.read, lambda pid: private.get(pid, 0))
-    await look(server, meters, 0.05)
+    await make_rounds(server, meters)
     now = meters.tree_now()
     assert now.workers == {"a": 700, "b": 90, "import:c": 40}, "one that loads and an import are of the tree, too"
     assert (now.tree_bytes, now.own_bytes) == (1000 + 90 + 40 + 10, 10)

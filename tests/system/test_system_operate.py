@@ -204,7 +204,7 @@ def test_status_shows_the_sum_and_goes_on_while_it_is_watched(tiny: Path) -> Non
         server.wait_for(lambda: server.model("tiny")["measured_bytes"], 10, "the worker is measured")
         status = server.status()
         (model,) = status["models"]
-        assert 50 << 20 < model["measured_bytes"] < model["charged_bytes"] == status["charged_bytes"] <= status["budget_bytes"]
+        assert 20 << 20 < model["measured_bytes"] < model["charged_bytes"] == status["charged_bytes"] <= status["budget_bytes"]
         assert status["measured_bytes"] > model["measured_bytes"] and status["reserve_bytes"] > 0
         shown = server.ctl("status").stdout
         assert all(word in shown for word in ("GIVEN", "WEIGHTS", "KV", "HOT CACHE", "MEASURED", "is not for models"))
