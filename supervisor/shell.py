@@ -139,7 +139,7 @@ class Supervisor:
         for warning in self.warnings:
             log.warning("%s", warning)
         known = len(self.roster.catalog.models)
-        log.info("%d models: omlxctl models lists them", known) if known else log.info("no models yet: %s", GET_ONE_IN)
+        log.info("models: %s", f"{known} known" if known else f"none yet; get one in with: {GET_ONE_IN}")
         self._preload()
         try:
             await self._leave.wait()
