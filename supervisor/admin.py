@@ -36,6 +36,7 @@ class Admin:
         """Calls whose reply depends on the slot machine, by the name the machine knows them under."""
         self._operate = Operate(supervisor, self)
         self._verbs: dict[str, Callable[[bytes, Call], None]] = {
+            "ping": self._ping,
             "status": self._status,
             "models": self._models,
             "model": self._model,
@@ -100,6 +101,10 @@ class Admin:
                 self._supervisor.send(who, Note(id=call.id, data=data))
 
     # Verbs
+
+    def _ping(self, who: bytes, call: Call) -> None:
+        """For whoever waits long for something else and wonders."""
+        self.reply(who, call, {})
 
     def _status(self, who: bytes, call: Call) -> None:
         self.reply(who, call, cast("dict[str, object]", plain(self._supervisor.status())))

@@ -80,7 +80,8 @@ class ControlClient:
         on_note: Callable[[dict[str, object]], None] | None = None,
         timeout_s: float | None = SHORT_S,
     ) -> dict[str, object]:
-        """The result of one verb. `timeout_s` None waits as long as the server lives, for loads and followed logs.
+        """The result of one verb. `timeout_s` None waits as long as the server lives, for loads and followed logs: after a
+        silence it is asked whether it does.
 
         Raises:
             CallFailed: the server said no.
@@ -92,7 +93,7 @@ class ControlClient:
         started = time.monotonic()
         deadline = None if timeout_s is None else started + min(timeout_s, FIRST_ANSWER_S)
         while True:
-            frames = self._receive(deadline, started)
+            frames = self._receive(deadline, started) if deadline is not None else self._receive_late()
             try:
                 message, _ = decode(frames)
             except ProtocolError as e:
@@ -124,6 +125,15 @@ class ControlClient:
     def watch_from(self, since_seq: int | None) -> None:
         """For whoever reads `watch`: the events after that one come next, or a snapshot if they are not all remembered."""
         self._socket.send_multipart(encode(Watch(since_seq=since_seq)))
+
+    def _receive_late(self) -> list[bytes]:
+        """However long it takes, as long as the server answers something: a Reply to another id is for nobody."""
+        quiet_since = time.monotonic()
+        try:
+            return self._receive(quiet_since + FIRST_ANSWER_S, quiet_since)
+        except NoAnswer:
+            self._socket.send_multipart(encode(Call(id=secrets.token_hex(8), verb="ping", args={})))
+            return self._receive(quiet_since + FIRST_ANSWER_S + SHORT_S, quiet_since)
 
     def _receive(self, deadline: float | None, started: float) -> list[bytes]:
         while True:

@@ -102,6 +102,11 @@ class Service(Requests, Protocol):
         """From now on every request, waiting or new, ends with `shutting_down`; what runs is ended by `flush`."""
         ...
 
+    def fall_silent(self) -> None:
+        """From now on no request is answered, waiting, running or new: gateways hear of the end from the supervisor, as after
+        any death, and ask another worker where they may. Told by us they would ask this one again."""
+        ...
+
     def flush(self, deadline_s: float) -> tuple[int, int]:
         """Ends what runs and saves what can be saved in that time; items saved and dropped. Blocks; any thread."""
         ...
@@ -124,7 +129,7 @@ class Link:
         """Serves until told to stop; the exit status."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[int] = self._loop.create_future()
-        self._loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM", SIGTERM_FLUSH_S)
+        self._loop.add_signal_handler(signal.SIGTERM, self._terminated)
         self._control = connect_dealer(self._context, self._args.control, self._args.identity, self._on_frames)
         hello = Hello(v=VERSION, build=build(), nonce=self._args.nonce, pid=os.getpid(), rank=_rank(self._args.identity))
         self._say(hello)
@@ -143,6 +148,12 @@ class Link:
         guard.start()
         if self._service is not None:
             self._service.flush(ORPHAN_FLUSH_S)
+
+    def _terminated(self) -> None:
+        """Not by the supervisor, or after it had asked in vain: the server lives on without this process."""
+        if self._service is not None:
+            self._service.fall_silent()
+        self._stop("SIGTERM", SIGTERM_FLUSH_S)
 
     def _stop(self, reason: str, flush_deadline_s: float) -> None:
         if self._stopping is None:

@@ -195,6 +195,9 @@ class ModelService:
     def refuse_new(self) -> None:
         self._requests.refuse_preparing()
 
+    def fall_silent(self) -> None:
+        self._requests.fall_silent()
+
     def flush(self, deadline_s: float) -> tuple[int, int]:
         if self._engine is None or not self._is_loaded:
             return 0, 0  # nothing to save, and a load cannot be interrupted: the process just leaves

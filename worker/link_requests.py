@@ -72,6 +72,7 @@ class ModelRequests:
         self._model: LoadedModel | None = None
         self._vocabulary: Vocabulary | None = None
         self._refusing = False
+        self._silent = False
 
     @property
     def preparing(self) -> int:
@@ -91,6 +92,8 @@ class ModelRequests:
     # ------------------------------------------------------------------ from the gateways
 
     def submit(self, gateway: GatewayLink, message: Submit) -> None:
+        if self._silent:
+            return
         request = Request(gateway, gateway.epoch, message, time.monotonic(), unfinished=message.sampling.n or 1)
         if message.rid in self._requests:
             request.refuse(Code.BAD_REQUEST, f"request id {message.rid!r} is already in use")
@@ -246,6 +249,11 @@ class ModelRequests:
         self._refusing = True
         for rid in list(self._requests):
             self.refuse(rid, code, message)
+
+    def fall_silent(self) -> None:
+        self._silent = True
+        for rid in list(self._requests):
+            self._forget(rid)
 
     def _forget(self, rid: str) -> None:
         request = self._requests.pop(rid)

@@ -37,12 +37,15 @@ class TextService:
         self._counts: dict[str, tuple[GatewayLink, asyncio.Task[None]]] = {}
         self._served = 0
         self._refusing = False
+        self._silent = False
 
     def start(self) -> None:
         ready = Ready(context=0, weights_bytes=0, kv_bytes_per_token=0, peak_bytes=0, max_inflight=MAX_INFLIGHT, load_s=0.0)
         self._host.loaded(ready)
 
     def submit(self, gateway: GatewayLink, message: Submit) -> None:
+        if self._silent:
+            return
         problem = functools.partial(Problem, rid=message.rid, epoch=gateway.epoch)
         if self._refusing:
             gateway.send(problem(code=Code.SHUTTING_DOWN, message="the server is shutting down"))
@@ -86,6 +89,11 @@ class TextService:
             message = "the server is shutting down"
             gateway.send(Problem(code=Code.SHUTTING_DOWN, message=message, rid=rid, epoch=gateway.epoch))
         self._counts.clear()
+
+    def fall_silent(self) -> None:
+        self._silent = True
+        for rid in list(self._counts):
+            self.cancel(rid)
 
     def flush(self, deadline_s: float) -> tuple[int, int]:
         return 0, 0

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from supervisor.client import CallFailed, ControlClient, NoAnswer, NotRunning
 from supervisor.protocol import Problem, encode
 from tests.stands.patience import patient_s
-from tests.supervisor.ctl_stand import ScriptedSupervisor
+from tests.supervisor.ctl_stand import ScriptedSupervisor, Step
 
 
 def client(home: Path) -> ControlClient:
@@ -56,6 +57,37 @@ def test_a_long_call_ends_when_the_server_does(home: Path, server: ScriptedSuper
     threading.Timer(0.3, server.release).start()
     with client(home) as control, pytest.raises(NotRunning):
         control.call("load", timeout_s=None)
+
+
+def test_a_long_call_to_a_server_that_hangs_ends(
+    home: Path, server: ScriptedSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.client.FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr("supervisor.client.SHORT_S", 1.5)
+    server.answers("load", {"stage": "weights"}, None)
+    server.answers("ping", None)
+    with client(home) as control, pytest.raises(NoAnswer, match="does not answer"):
+        control.call("load", timeout_s=None)
+    assert [verb for verb, _ in server.calls] == ["load", "ping"]
+
+
+def test_a_long_call_that_has_nothing_to_tell_is_waited_for_while_the_server_answers(
+    home: Path, server: ScriptedSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.client.FIRST_ANSWER_S", 0.1)
+    quiet = threading.Event()
+    server.answers("load", None)
+
+    def pinged(_: dict[str, object]) -> Iterator[Step]:
+        if len(server.calls) > 4:
+            quiet.set()
+            server.release()
+        yield {}
+
+    server.scripts["ping"] = pinged
+    with client(home) as control, pytest.raises(NotRunning):
+        control.call("load", timeout_s=None)
+    assert quiet.is_set()
 
 
 def test_a_problem_ends_the_call(home: Path, server: ScriptedSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:

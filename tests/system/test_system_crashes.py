@@ -62,9 +62,9 @@ def later(call) -> "Future[Answer]":
     return future
 
 
-def kill(look: Looking, model: str) -> int:
+def kill(look: Looking, model: str, how: signal.Signals = signal.SIGKILL) -> int:
     pid = look.model(model)["pid"]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, how)
     return pid
 
 
@@ -121,6 +121,19 @@ def test_an_answer_that_is_sent_whole_is_begun_again_however_far_it_was(server: 
     look.until("slow", lambda m: (m["beat"] or {}).get("running"))
     kill(look, "slow")
     assert asked.result(60).text == expected
+
+
+def test_one_that_somebody_ends_in_order_is_a_lost_one_too(server: Server, look: Looking) -> None:
+    """The server does not shut down: nobody may be told so."""
+    expected = server.chat("slow", "Tell me a long story.", max_tokens=60).text
+    stream = Stream(server, "slow", "Tell me another story.", max_tokens=1500)
+    stream.until_content()
+    asked = later(lambda: server.chat("slow", "Tell me a long story.", max_tokens=60))
+    look.until("slow", lambda m: (m["beat"] or {}).get("running") == 2)
+    kill(look, "slow", signal.SIGTERM)
+    assert look.call("ping") == {}, "the server lives"
+    assert asked.result(60).text == expected
+    assert json.loads(stream.rest()[-1])["error"]["code"] == "worker_lost"
 
 
 # When it does so again and again
