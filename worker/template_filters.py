@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
+from jinja2 import Environment
 from jinja2.filters import make_attrgetter
 from jinja2.nodes import EvalContext
 
@@ -23,7 +24,7 @@ def bounded(filters: Mapping[str, Filter]) -> dict[str, Filter]:
 def _behind(check: Callable[..., None], own: Filter) -> Filter:
     @functools.wraps(own)  # jinja marks functions that want more than the value
     def checked(*args: object, **named: object) -> object:
-        check(*(arg for arg in args if not isinstance(arg, EvalContext)), **named)
+        check(*(arg for arg in args if not isinstance(arg, EvalContext | Environment)), **named)
         return own(*args, **named)
 
     return checked

@@ -96,14 +96,14 @@ class _GenerationBlock(Extension):
 def _to_json(
     value: object,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own escapes HTML."""
-    if indent is not None:
-        template_limits.allow(template_limits.printed_size(value) * (1 + indent))
-    template_limits.allow(template_limits.printed_size(value))
+    between = sum(map(len, separators or ()))
+    between += indent if isinstance(indent, int) else len(indent or "")
+    template_limits.allow(template_limits.printed_size(value) * (1 + between))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
