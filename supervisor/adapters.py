@@ -13,7 +13,7 @@ from typing import cast
 
 from supervisor.catalog import ADAPTER_CONFIG as CONFIG
 from supervisor.catalog import Catalog, CatalogEntry, Skipped
-from supervisor.model_files import WEIGHTS, Damaged, stamp, tensor_shapes, weights_bytes_of
+from supervisor.model_files import WEIGHTS, Damaged, sayable, stamp, tensor_shapes, weights_bytes_of
 from supervisor.settings import ModelSettings, Settings
 
 TENSORS, PEFT_TENSORS = "adapters.safetensors", "adapter_model.safetensors"
@@ -80,7 +80,7 @@ def _is_called(entry: CatalogEntry, wanted: str) -> bool:
 
 def _base_name(path: Path) -> str:
     try:
-        return str(_config(path).get("model") or "")
+        return sayable(str(_config(path).get("model") or ""))
     except Damaged:
         return ""
 

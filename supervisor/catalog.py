@@ -54,8 +54,7 @@ class Skipped:
 
     @property
     def shown(self) -> str:
-        """Its path; a name that is no UTF-8 fits no message."""
-        return os.fsencode(self.path).decode(errors="replace")
+        return _shown(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +78,20 @@ def scan(directories: Sequence[Path], model_types: Mapping[str, str] = NO_TYPES)
     adapters: list[tuple[str, Path]] = []
     for directory in directories:
         for name, path in _candidates(directory, skipped):
+            unusable = _unusable_name(name) or _unusable_path(path)
             if not (path / "config.json").is_file() and (path / ADAPTER_CONFIG).is_file():
-                adapters.append((name, path))
+                if unusable:
+                    skipped.append(Skipped(path, unusable))
+                else:
+                    adapters.append((name, path))
                 continue
             try:
                 entry = CatalogEntry(name, path, read_model(path, model_types.get(name)))
             except (NotAModel, OSError) as e:
                 skipped.append(Skipped(path, str(e)))
                 continue
-            if problem := _unusable_name(name):
-                skipped.append(Skipped(path, problem))
+            if unusable:
+                skipped.append(Skipped(path, unusable))
             elif name in models and _same(path, models[name].path):
                 continue  # registered by a link, and in a directory that is served as a whole
             elif name in models:
@@ -105,6 +108,11 @@ def _same(path: Path, other: Path) -> bool:
         return False
 
 
+def _shown(path: Path) -> str:
+    """A name that is no UTF-8 fits no message."""
+    return os.fsencode(path).decode(errors="replace")
+
+
 def _unusable_name(name: str) -> str | None:
     if ":" in name:
         return "a model's name cannot hold a colon"
@@ -113,6 +121,10 @@ def _unusable_name(name: str) -> str | None:
     if name in PROCESS_NAMES:
         return f"{name} is the name of one of the server's own processes"
     return None
+
+
+def _unusable_path(path: Path) -> str | None:
+    return None if _shown(path) == str(path) else "a model's path has to be UTF-8"
 
 
 def _candidates(directory: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]:
@@ -130,7 +142,7 @@ def _candidates(directory: Path, skipped: list[Skipped]) -> Iterator[tuple[str, 
 
 def _in_child(child: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]:
     if child.suffix == ".gguf":
-        skipped.append(Skipped(child, f"a GGUF file has to be converted: omlxctl models import {child}"))
+        skipped.append(Skipped(child, f"a GGUF file has to be converted: omlxctl models import {_shown(child)}"))
     elif not child.is_dir():
         if child.is_symlink():
             skipped.append(Skipped(child, "it is a link to something that is not there"))
@@ -143,7 +155,7 @@ def _in_child(child: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Path]]
     elif inner := [c for c in _children(child, skipped) if _is_listed(c)]:
         yield from ((f"{child.name}/{c.name}", c) for c in inner)
     elif gguf := next((file for depth in ("*.gguf", "*/*.gguf") for file in sorted(child.glob(depth))), None):
-        skipped.append(Skipped(child, f"a GGUF file has to be converted: omlxctl models import {gguf}"))
+        skipped.append(Skipped(child, f"a GGUF file has to be converted: omlxctl models import {_shown(gguf)}"))
     else:
         skipped.append(Skipped(child, "it has no config.json, nor have the directories in it"))
 
@@ -156,7 +168,7 @@ def _hub_snapshot(repo: Path, skipped: list[Skipped]) -> Iterator[tuple[str, Pat
     name = repo.name.removeprefix("models--").replace("--", "/", 1)
     snapshots = _children(repo / "snapshots", skipped) if (repo / "snapshots").is_dir() else []
     try:
-        main = (repo / "refs" / "main").read_text().strip()
+        main = (repo / "refs" / "main").read_text(errors="replace").strip()
     except OSError:
         main = ""
     chosen = next((s for s in snapshots if s.name == main), None) or max(

@@ -29,11 +29,21 @@ SAMPLING = {leaf.key: leaf for leaf in leaves_of("models.ID", ModelSettings)}
 _DTYPE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
-class NotAModel(Exception):
+def sayable(text: str) -> str:
+    """What files hold, as messages can carry it: without halves of characters."""
+    return text.encode(errors="replace").decode()
+
+
+class _Told(Exception):
+    def __init__(self, message: str) -> None:
+        super().__init__(sayable(message))
+
+
+class NotAModel(_Told):
     """The directory is something else; the message says what is missing."""
 
 
-class Damaged(Exception):
+class Damaged(_Told):
     """It is a model, but it cannot be served as it is."""
 
 
@@ -177,7 +187,7 @@ def _header(path: Path) -> list[_Tensor]:
             if header_bytes > MAX_HEADER_BYTES or 8 + header_bytes > size_bytes:
                 raise Damaged(f"{path.name} is cut short or no safetensors file")
             tensors = _tensors(json.loads(file.read(header_bytes)))
-    except (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+    except (OSError, struct.error, ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError) as e:
         raise Damaged(f"{path.name} cannot be read: {type(e).__name__}: {e}") from e
     whole_bytes = 8 + header_bytes + max((tensor.stop for tensor in tensors), default=0)
     if size_bytes < whole_bytes:

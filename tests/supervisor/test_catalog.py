@@ -1,12 +1,15 @@
 """Which models are found, under which names, and what is said of everything that was passed over."""
 
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from supervisor.catalog import Catalog, scan
+from supervisor.adapters import with_adapters
+from supervisor.catalog import ADAPTER_CONFIG, Catalog, scan
+from supervisor.settings import Settings
 from tests.supervisor.model_dirs import model
 
 
@@ -160,3 +163,29 @@ def test_a_directory_whose_name_is_no_utf8_is_passed_over_and_can_be_told(tmp_pa
     model(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")))
     [skipped] = scan([tmp_path]).skipped
     assert skipped.shown.encode().endswith("/\ufffd\ufffd".encode())
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there")
+def test_whatever_names_and_files_hold_what_is_said_of_them_fits_a_message(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"\xff")
+    (tmp_path / f"{odd}g").mkdir()
+    for gguf in (f"{odd}g/a.gguf", f"{odd}.gguf"):
+        (tmp_path / gguf).write_bytes(b"")
+    model(tmp_path / "named", architectures=["\ud800"])
+    model(tmp_path / "sharded")
+    (tmp_path / "sharded" / f"model-{odd}.safetensors").write_bytes(b"")
+    model(tmp_path / "indexed")
+    (tmp_path / "indexed" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "\ud800"}}))
+    model(tmp_path / "models--o--n" / "snapshots" / odd)
+    (tmp_path / "models--o--n" / "refs").mkdir()
+    (tmp_path / "models--o--n" / "refs" / "main").write_bytes(b"\xff")
+    for name, base in ((f"style{odd}", "sharded"), ("style", "\ud800")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ADAPTER_CONFIG).write_text(json.dumps({"model": base}))
+    found = with_adapters(scan([tmp_path]), Settings())
+    assert ids(found) == ["indexed", "sharded"]
+    assert len(found.skipped) == 6
+    for said in [f"{entry.path} {entry.files.problem}" for entry in found.models] + [
+        f"{s.shown} {s.reason}" for s in found.skipped
+    ]:
+        said.encode()

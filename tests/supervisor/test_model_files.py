@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,10 @@ def test_a_pipe_in_a_models_directory_is_not_read(tmp_path: Path, name: str) -> 
     os.mkfifo(tmp_path / "m" / name)
     found = scan([tmp_path])
     assert len(found.models) + len(found.skipped) == 1
+
+
+def test_an_endless_offset_is_damage(tmp_path: Path) -> None:
+    model(tmp_path)
+    text = json.dumps({"w": {"dtype": "BF16", "shape": [1], "data_offsets": [0, float("inf")]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    assert "OverflowError" in (read_model(tmp_path).problem or "")
