@@ -46,7 +46,8 @@ class Staff:
             attendant.start()
 
     def of(self, identity: bytes) -> Attendant | None:
-        return next((a for a in self.attendants.values() if a.identity == identity), None)
+        """None also for one that is gone: what it had still sent must not undo that all it held was taken back."""
+        return next((a for a in self.attendants.values() if a.identity == identity and a.pid is not None), None)
 
     def identity(self, name: str) -> bytes:
         return self.attendants[name].identity
