@@ -51,7 +51,9 @@ class Breadcrumb:
 
     def _write(self, models: frozenset[str]) -> None:
         self._written = models
-        self._writer.submit(_put, self._path, models)
+        loop = asyncio.get_running_loop()
+        written = self._writer.submit(_put, self._path, models)
+        written.add_done_callback(lambda done: loop.call_soon_threadsafe(_tell, self._path, done.result()))
 
 
 def found(path: Path) -> str | None:
@@ -62,23 +64,31 @@ def found(path: Path) -> str | None:
         models = ", ".join(map(str, cast("list[object]", left["models"])))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, LookupError, OverflowError):
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
         models, at = "nobody knows what", "an unknown time"  # cut in the middle, or not ours
     with contextlib.suppress(OSError):
         path.unlink()
     return f"the server before this one did not end in order; it was busy with {models} (written {at})"
 
 
-def _put(path: Path, models: frozenset[str]) -> None:
+def _tell(path: Path, problem: str) -> None:
+    """On the loop: who follows the log is told by way of sockets that belong to its thread."""
+    if problem:
+        log.error("%s cannot be written: %s", path, problem)
+
+
+def _put(path: Path, models: frozenset[str]) -> str:
+    """What went wrong: of a full disk only this note is lost."""
     try:
         if not models:
             path.unlink(missing_ok=True)
-            return
+            return ""
         fresh = path.with_suffix(".new")
         with fresh.open("w") as file:
             json.dump({"models": sorted(models), "at": time.time()}, file)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
-    except OSError as e:  # a full disk: only this note is lost
-        log.error("%s cannot be written: %s", path, e.strerror)
+    except OSError as e:
+        return str(e.strerror)
+    return ""
