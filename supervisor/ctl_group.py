@@ -46,6 +46,6 @@ class Sections(click.Group):
                 formatter.write_dl([(name.ljust(width), self.commands[name].get_short_help_str(limit)) for name in names])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and (here := ELSEWHERE.get(args[0])):
+        if not ctx.resilient_parsing and args[0] not in self.commands and (here := ELSEWHERE.get(args[0])):
             ctx.fail(f"There is no command {args[0]}; it is: omlxctl {here}")
         return super().resolve_command(ctx, args)

@@ -11,9 +11,9 @@ from supervisor.settings_load import Loaded, SettingsInvalid
 from supervisor.settings_lock import NotWritten
 
 NONE = ""
+"""In place of a profile's name: the model's own defaults again."""
 LOCK_WAIT_S = 1.0
 """The loop waits with it, and an omlxctl that was stopped in the middle of a change must not stop the server."""
-"""In place of a profile's name: the model's own defaults again."""
 
 
 class ProfileShell(Protocol):

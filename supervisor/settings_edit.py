@@ -70,6 +70,20 @@ def set_value(
         _set_value(home, path, value, clashes)
 
 
+def _new_clashes(
+    home: Path, before: Mapping[str, object], loaded: Loaded, clashes: Callable[[Loaded], Sequence[str]]
+) -> list[str]:
+    """Of several that there are, each can be put right by itself."""
+    found = list(clashes(loaded))
+    if not found:
+        return []
+    try:
+        known = clashes(load({}, home=home, document=before))
+    except SettingsInvalid:
+        known = ()
+    return [problem for problem in found if problem not in known]
+
+
 def _set_value(home: Path, path: str, value: object, clashes: Callable[[Loaded], Sequence[str]]) -> None:
     problems: list[str] = []
     document = read_file(home / FILE, problems)
@@ -77,7 +91,7 @@ def _set_value(home: Path, path: str, value: object, clashes: Callable[[Loaded],
         raise SettingsInvalid(problems)
     fresh = changed(document, path, value)
     loaded = load({}, home=home, document=fresh)
-    if path.endswith(NAMING) and (problems := list(clashes(loaded))):
+    if path.endswith(NAMING) and (problems := _new_clashes(home, document, loaded, clashes)):
         raise SettingsInvalid(problems)
     write_value(home, fresh)
     if read_file(home / FILE, problems) != fresh:

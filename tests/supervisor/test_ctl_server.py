@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import click
 import msgspec
 import pytest
+from click.shell_completion import ShellComplete
 
 from supervisor import ctl
 from supervisor.ctl_group import ELSEWHERE
@@ -203,6 +204,10 @@ def test_what_other_tools_call_it_is_answered_with_our_word_for_it(shell: Shell)
         assert ran.status == 2 and f"There is no command {theirs}; it is: omlxctl {ours}" in ran.err
         named = (piece.removeprefix("omlxctl ") for piece in re.findall(r"omlxctl [a-z]+(?: [a-z]+)?", f"omlxctl {ours}"))
         assert set(named) <= known, theirs
+
+
+def test_completion_after_a_word_of_other_tools_does_not_fail() -> None:
+    assert ShellComplete(ctl.omlxctl, {}, "omlxctl", "_OMLXCTL_COMPLETE").get_completions(["show"], "mod")
 
 
 def test_the_list_of_commands_holds_all_of_them_and_cuts_no_sentence_short(shell: Shell) -> None:

@@ -82,6 +82,15 @@ def test_config_set_writes_no_name_that_would_mean_two_models(shell: Shell, home
     assert shell("config", "set", "models.a.aliases", '["c"]').status == 0
 
 
+def test_of_two_clashes_each_is_put_right_by_itself(shell: Shell, home: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        model(home / "models" / name)
+    (home / "settings.json").write_text(json.dumps({"models": {"a": {"aliases": ["c"]}, "b": {"aliases": ["d"]}}}))
+    assert shell("config", "set", "models.a.aliases", '["x", "d"]').status == 2, "another clash in its place"
+    assert shell("config", "set", "models.a.aliases", "auto").status == 0
+    assert shell("config", "set", "models.b.aliases", "auto").status == 0
+
+
 def test_doctor_names_what_clashes_with_the_models_and_what_names_none(shell: Shell, home: Path) -> None:
     for name in ("a", "b"):
         model(home / "models" / name)
