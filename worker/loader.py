@@ -80,6 +80,10 @@ def _build(checkpoint: Checkpoint, trust_remote_code: bool) -> LanguageModel:
         raise ModelUnloadable(f"{checkpoint.path.name}: config.json or weights lack {e}.") from e
     except (ValueError, TypeError, AttributeError, ImportError, FileNotFoundError) as e:
         raise ModelUnloadable(f"{checkpoint.path.name}: {e}") from e
+    except SystemExit as e:  # mlx_lm's olmo, without ai2-olmo: it would end this thread, and nobody would hear of it
+        architecture = checkpoint.config["model_type"]
+        said = f"the code for {architecture!r} gave up; the worker's log may name a package that it needs"
+        raise ModelUnloadable(f"{checkpoint.path.name}: {said}.") from e
     if checkpoint.adapter is not None:
         _put_on(checkpoint.adapter, model)
     return cast("LanguageModel", model)

@@ -145,3 +145,11 @@ def test_the_limit_of_open_files_is_never_lowered_and_the_process_ends_cleanly(m
     command = [sys.executable, "-c", LIMITS, str(model), str(before)]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split()) == (0, [str(after), "3500"]), done.stderr[-2000:]
+
+
+def test_an_architecture_whose_code_ends_the_program_over_a_missing_package(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "olmo"}))  # wants ai2-olmo, and exits without it
+    code, message, exit_code = failure(model)
+    assert (code, exit_code) == (Code.MODEL_UNLOADABLE, EXIT_UNLOADABLE)
+    assert "'olmo'" in message and "package" in message
