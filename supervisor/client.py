@@ -55,6 +55,9 @@ class ControlClient:
     def __init__(self, lock: Path, control: Path) -> None:
         """Raises `NotRunning` when nothing holds the lock."""
         self._lock = lock
+        self._control = control
+        self._life = _life_of(control)
+        self._waits_long = False
         self.pid = self._server_pid()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -84,12 +87,13 @@ class ControlClient:
         silence it is asked whether it does.
 
         Raises:
-            CallFailed: the server said no.
+            CallFailed: the server said no, or has started again during a long call.
             NoAnswer: it lives but does not speak.
             NotRunning: it ended meanwhile.
         """
         call = Call(id=secrets.token_hex(8), verb=verb, args=dict(args or {}))
         self._socket.send_multipart(encode(call))
+        self._waits_long = timeout_s is None
         started = time.monotonic()
         deadline = None if timeout_s is None else started + min(timeout_s, FIRST_ANSWER_S)
         while True:
@@ -112,6 +116,7 @@ class ControlClient:
     def watch(self) -> Iterator[Snapshot | Event]:
         """A snapshot, then every event, for as long as the server lives."""
         self.watch_from(None)
+        self._waits_long = True
         started = time.monotonic()
         deadline: float | None = started + FIRST_ANSWER_S
         while True:
@@ -141,11 +146,29 @@ class ControlClient:
             if self._socket.poll(max(0, int(left_s * 1000) + 1)):
                 return self._socket.recv_multipart()
             pid = self._server_pid()
+            if self._waits_long:
+                self._same_life()
             if deadline is not None and time.monotonic() >= deadline:
                 raise NoAnswer(pid, round(time.monotonic() - started, 1))
+
+    def _same_life(self) -> None:
+        """A server that starts again in place keeps lock and pid, and forgets what was asked before: nothing would come."""
+        life = _life_of(self._control)
+        if None not in (self._life, life) and life != self._life:
+            raise CallFailed("restarted", "omlxd was started again meanwhile, and what it was asked before is forgotten")
+        self._life = self._life or life
 
     def _server_pid(self) -> int:
         pid = running_pid(self._lock)
         if pid is None:
             raise NotRunning(self._lock.parent)
         return pid
+
+
+def _life_of(control: Path) -> tuple[int, float] | None:
+    """Each life of a server binds a socket of its own; None between two of them."""
+    try:
+        at = control.stat()
+    except OSError:
+        return None
+    return at.st_ino, getattr(at, "st_birthtime", at.st_mtime)

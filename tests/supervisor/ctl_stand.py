@@ -58,12 +58,24 @@ class ScriptedSupervisor:
         self.scripts: dict[str, Script] = {"status": lambda _: iter([plain_dict(STATUS)])}
         self.calls: list[tuple[str, dict[str, object]]] = []
         self._lock = InstanceLock(run / "omlxd.lock")
+        self._control = run / "control.sock"
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._begin()
+
+    def _begin(self) -> None:
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.bind(endpoint(run / "control.sock"))
+        self._socket.bind(endpoint(self._control))
         self._leave = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+
+    def start_again(self) -> None:
+        """In place: the lock is held all the time."""
+        self._leave.set()
+        self._thread.join(5)
+        self._socket.close(0)
+        self._control.unlink(missing_ok=True)
+        self._begin()
 
     def answers(self, verb: str, *steps: Step) -> None:
         self.scripts[verb] = lambda _: iter(steps)

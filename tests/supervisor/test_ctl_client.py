@@ -90,6 +90,14 @@ def test_a_long_call_that_has_nothing_to_tell_is_waited_for_while_the_server_ans
     assert quiet.is_set()
 
 
+def test_a_long_call_ends_when_the_server_has_started_again_in_place(home: Path, server: ScriptedSupervisor) -> None:
+    server.answers("logs", {"lines": ["a"]}, None)
+    server.answers("ping", {})
+    with client(home) as control, pytest.raises(CallFailed, match="started again") as failed:
+        control.call("logs", on_note=lambda _: threading.Timer(0.3, server.start_again).start(), timeout_s=None)
+    assert failed.value.code == "restarted"
+
+
 def test_a_problem_ends_the_call(home: Path, server: ScriptedSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(code="unknown_kind", message="unknown message kind 'call'")
     monkeypatch.setattr(server, "_messages", lambda _call: iter([problem]))

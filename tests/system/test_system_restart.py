@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.stands.clients import Streamed, stream
-from tests.stands.server import Server, home_with, running
+from tests.stands.server import OMLXCTL, Server, home_with, running
 
 UPGRADED = "9.9.9"
 
@@ -58,11 +59,18 @@ def test_the_server_starts_again_in_place_with_its_flags_and_no_connection_finds
     with running({"tiny": tiny}, args=("--ttl", "1234", "tiny")) as server:
         before, port, worker = server.status(), server.port, server.pid_of("tiny")
         (server.home / "settings.json").write_text(json.dumps({"timers": {"stop_s": 7}}))
+        following = [*OMLXCTL, "logs", "-f", "omlxd"], [*OMLXCTL, "events", "-f"]
+        followers = [subprocess.Popen(c, env=server.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for c in following]
+        for follower in followers:
+            assert follower.stdout is not None and follower.stdout.readline(), "it has begun"
         with Knocking(port) as knocking:
             done = server.ctl("restart")
             assert done.stdout == f"omlxd is started again (pid {before['pid']})\n"
             server.wait_for(lambda: server.get("/health").status == 200, 10, "it serves")
         assert not knocking.refused and knocking.answered > 0
+        for follower in followers:
+            said, _ = follower.communicate(timeout=60)
+            assert follower.returncode == 1 and b"started again" in said, "it does not wait for ever"
         after = server.status()
         assert (after["pid"], after["port"]) == (before["pid"], port) and after["started"] > before["started"]
         server.wait_for(lambda: server.model("tiny")["state"] == "ready", 20, "what the command line preloads is loaded")
