@@ -5,6 +5,7 @@ refuses (a system role, two user turns in a row) is offered again in a shape it 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 
 import jinja2
@@ -17,6 +18,8 @@ CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_MARK "
 PROBE = "a text that no template has"
 MAX_RENDERED_CHARS = 64 << 20
 """Four times the text a request may hold. Tokenizing a runaway template's 600 MB took minutes and every other prompt's turn."""
+Spelled = tuple[tuple[str, str], ...]
+"""Special tokens by name, of which templates make text by `+`: without them some render nothing."""
 OURS = frozenset({"messages", "tools", "add_generation_prompt"})
 
 # Whatever a template written for other inputs can run into.
@@ -40,6 +43,7 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._sources = sources
         self._special_tokens = special_tokens
+        self._spelled = tuple(special_tokens.items())
 
     def render(
         self, messages: Messages, tools: list[dict[str, object]] | None, kwargs: Mapping[str, object], *, continue_final: bool
@@ -52,10 +56,10 @@ class ChatTemplate:
             raise TemplateError(f"chat_template_kwargs may not set {', '.join(sorted(taken))}")
         template = self._template(bool(tools))
         try:
-            given = conversation.normalised(messages, as_parts=_wants_parts(template))
+            given = conversation.normalised(messages, as_parts=_wants_parts(template, self._spelled))
         except UnsupportedPart as e:
             raise TemplateError(str(e)) from e
-        if _misplaces_later_system(template):
+        if _misplaces_later_system(template, self._spelled):
             given = conversation.with_later_system_as_user(given)
         variables = {**self._special_tokens, **kwargs, "tools": tools or None}
         finish = _continued if continue_final else _complete
@@ -79,8 +83,8 @@ def _first_that_renders(given: Messages, render: Callable[[Messages], str]) -> s
     """As given if the template takes it; else in the other shapes; if none is taken, the error for what was given."""
     first_error: Exception | None = None
     tried: list[Messages] = []
-    for shape in SHAPES:
-        shaped = shape(given)
+    for shape, arguments in itertools.product(SHAPES, ARGUMENTS):
+        shaped = arguments(shape(given))
         if shaped in tried:
             continue
         tried.append(shaped)
@@ -97,11 +101,12 @@ def _as_given(messages: Messages) -> Messages:
 
 SHAPES = (
     _as_given,
-    conversation.with_text_arguments,
     conversation.with_later_system_as_user,
     conversation.alternating,
     conversation.without_system,
 )
+ARGUMENTS = (_as_given, conversation.with_text_arguments)
+"""Of tool calls, in each of the shapes."""
 
 
 def _complete(template: jinja2.Template, messages: Messages, variables: Mapping[str, object]) -> str:
@@ -155,31 +160,31 @@ def _with_mark(messages: Messages) -> tuple[Messages, str]:
 
 
 @functools.lru_cache(maxsize=64)
-def _wants_parts(template: jinja2.Template) -> bool:
+def _wants_parts(template: jinja2.Template, special_tokens: Spelled) -> bool:
     """Whether it shows a message only when its content is a list of parts. Most that take parts take strings as well."""
     as_text: Messages = [{"role": "user", "content": PROBE}]
     as_parts: Messages = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
-    return not _shows_probe(template, as_text) and _shows_probe(template, as_parts)
+    return not _shows_probe(template, as_text, special_tokens) and _shows_probe(template, as_parts, special_tokens)
 
 
 @functools.lru_cache(maxsize=64)
-def _misplaces_later_system(template: jinja2.Template) -> bool:
+def _misplaces_later_system(template: jinja2.Template, special_tokens: Spelled) -> bool:
     """Whether it shows a later system message before the turns that came first, as DeepSeek's does, or not at all.
 
     Agents send such notes between the turns: each one would change the prompt from its beginning on.
     """
     turns = [("user", "1st"), ("assistant", "a second turn"), ("system", PROBE), ("user", "4th")]
-    as_parts = _wants_parts(template)
+    as_parts = _wants_parts(template, special_tokens)
     talk: Messages = [{"role": r, "content": [{"type": "text", "text": t}] if as_parts else t} for r, t in turns]
     try:
-        shown = _complete(template, talk, {})
+        shown = _complete(template, talk, dict(special_tokens))
     except RENDER_ERRORS:
         return False  # it says so, and is offered other shapes
     return 0 <= shown.find("a second turn") > shown.find(PROBE)
 
 
-def _shows_probe(template: jinja2.Template, messages: Messages) -> bool:
+def _shows_probe(template: jinja2.Template, messages: Messages, special_tokens: Spelled) -> bool:
     try:
-        return PROBE in _complete(template, messages, {})
+        return PROBE in _complete(template, messages, dict(special_tokens))
     except RENDER_ERRORS:
         return False

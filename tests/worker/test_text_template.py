@@ -203,7 +203,7 @@ DROPS = (
 )
 
 
-@pytest.mark.parametrize("template", [NOT_LATER, HOISTS, DROPS, ALTERNATES])
+@pytest.mark.parametrize("template", [NOT_LATER, HOISTS, DROPS, ALTERNATES, "{{ bos_token + '' }}" + HOISTS])
 def test_a_note_between_turns_changes_nothing_of_what_came_before(tmp_path: Path, template: str) -> None:
     """The cache holds the conversation as it was rendered before the first note came."""
     text = opened(tmp_path, template)
@@ -217,6 +217,15 @@ def test_a_note_between_turns_changes_nothing_of_what_came_before(tmp_path: Path
     before = rendered(text, said)
     after = rendered(text, [*said, {"role": "system", "content": "Note"}, {"role": "user", "content": "C"}])
     assert after.startswith(before) and "<user>Note" in after and "C</>" in after
+
+
+@pytest.mark.parametrize("template", [NOT_LATER, NO_SYSTEM])
+def test_a_template_that_concatenates_arguments_gets_them_as_text_in_other_shapes_too(tmp_path: Path, template: str) -> None:
+    shown = (
+        "{% for m in messages %}{% for call in m.tool_calls %}{{ 'called:' + call.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    got = rendered(opened(tmp_path, template + shown), [*CALL[:2], {"role": "system", "content": "Note"}])
+    assert "<user>Note</>" in got and got.endswith('called:{"city": "Köln"}')
 
 
 def test_a_template_without_a_system_role_gets_the_text_in_the_first_user_turn(tmp_path: Path) -> None:
