@@ -354,9 +354,9 @@ class Machine:
     def _reset(self, event: ResetRequested) -> None:
         slot = self._known(event.model, event.call)
         if slot is not None:
-            slot_oom.forget(self._board, slot)
             slot_memory.forget_peak(self._board, slot)
             self._forgive(slot, "reset")
+            slot_oom.forget(self._board, slot)  # also of what it is loaded with again
             self._board.answer(event.call, True, "", f"{slot.model} is reset")
 
     def _forgive(self, slot: Slot, reason: str) -> None:

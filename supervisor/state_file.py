@@ -20,7 +20,7 @@ def read(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         pass
-    except (OSError, msgspec.MsgspecError) as e:
+    except (OSError, msgspec.MsgspecError, RecursionError) as e:
         log.warning("%s cannot be read and is begun anew: %s", path, e)
     return None
 

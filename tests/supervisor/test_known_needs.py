@@ -32,7 +32,7 @@ def test_it_holds_for_the_files_and_load_settings_it_was_learnt_with(tmp_path: P
     assert known(path, ModelCost("a", 5, load_key="k2")) == 0
 
 
-@pytest.mark.parametrize("damage", [b"", b"[]", b'{"a": {"load_key": 5}}', b"\xff\x00"])
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"a": {"load_key": 5}}', b"\xff\x00", b'{"a": {"z": ' + b"[" * 200_000])
 def test_a_damaged_file_is_begun_anew(tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "models.json"
     path.write_bytes(damage)

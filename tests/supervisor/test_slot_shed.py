@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.slot_events import Event, LoadRequested, ModelCost, ModelsChanged, RememberShed, ResetRequested, SlotState
+from supervisor.slot_events import (
+    Event,
+    LoadRequested,
+    ModelCost,
+    ModelsChanged,
+    Remember,
+    RememberShed,
+    ResetRequested,
+    SlotState,
+)
 from supervisor.slot_rules import Timers
 from tests.supervisor.slot_stage import Stage
 
@@ -102,6 +111,13 @@ def test_a_reset_makes_the_bare_worker_stale_and_the_next_one_has_all_features()
     assert live(on) == "full"
     die(on)
     assert on.slot("a").shed == (), "the deaths before the reset are forgotten"
+
+
+def test_a_reset_also_forgets_what_the_model_took_with_its_features() -> None:
+    on = Stage([replace(A, known_bytes=7, known_shed=True)])
+    on.do(ResetRequested("a", "c"))
+    assert Remember("a", "full", 0) in on.all
+    assert live(on) == "full"
 
 
 def test_other_load_settings_bring_the_features_back_and_other_news_of_the_catalog_do_not() -> None:
