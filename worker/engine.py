@@ -108,8 +108,12 @@ class Engine:
     def _serve(self) -> None:
         self._progress("import", 0, 1)
         load_openblas()
-        with _open_files_limit_kept(), tokenizers_later():
-            from worker.start_up import bring_up, warm_start
+        with _open_files_limit_kept():
+            try:
+                with tokenizers_later():
+                    from worker.start_up import bring_up, warm_start
+            except ImportError:  # another mlx_lm may name more than we stand in for: then all of it is imported
+                from worker.start_up import bring_up, warm_start
         self._progress("import", 1, 1)
         scheduler, loaded = bring_up(self._spec, self._text, self._sink, self._meter, self._progress)
         if scheduler.prefix is not None:

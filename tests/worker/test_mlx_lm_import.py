@@ -36,6 +36,21 @@ with tokenizers_later():
 assert mlx_lm.utils.snapshot_download is huggingface_hub.snapshot_download
 assert sys.modules["huggingface_hub"] is huggingface_hub
 """
+MORE_IS_NAMED = """
+import sys
+import worker.mlx_lm_import as ours
+from supervisor.protocol import ModelRef
+from tests.stands.sink import ForcedText, RecordingSink
+from worker.engine import Engine
+from worker.job import LoadSpec
+assert "mlx_lm" not in sys.modules
+ours.LATER = tuple(name for name in ours.LATER if "." not in name)
+sink = RecordingSink()
+engine = Engine(LoadSpec(ModelRef(id="tiny", path=sys.argv[1], context=0), settings={}), ForcedText(), sink)
+engine.start()
+assert sink.settled.wait(60) and sink.failure is None, sink.failure
+engine.stop(5.0)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -46,4 +61,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("program", [FIRST_LIGHT, FIRST_LIGHT + THEN_WHOLE, ALREADY_THERE], ids=["light", "whole", "there"])
 def test_what_is_left_out_comes_with_its_first_use(model: Path, program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program, str(model)], cwd=REPO, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_an_mlx_lm_that_names_more_of_those_libraries_is_imported_with_all_of_them(model: Path) -> None:
+    command = [sys.executable, "-c", MORE_IS_NAMED, str(model)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
