@@ -28,6 +28,7 @@ from supervisor.protocol import (
     Assign,
     Beat,
     Call,
+    Grant,
     Hello,
     LoadProgress,
     Message,
@@ -186,6 +187,16 @@ async def test_a_worker_that_proves_whose_child_it_is_gets_its_assignment(stand:
     await worker.say(hello("nonce"), LoadProgress(stage="weights", done=1, total=2))
     assert [message.KIND for message in worker.got] == ["assign"]
     assert stand.events == [slots.WorkerHello("m", 1), slots.WorkerProgress("m", 1, "weights", 1, 2)]
+
+
+async def test_a_worker_is_told_with_a_grant_that_more_comes_soon(stand: Stand) -> None:
+    stand.with_worker()
+    worker = Peer(stand, "w.0.1.0")
+    await worker.say(hello("nonce"))
+    stand.fleet.grant(slots.GrantMemory("m", 1, kv_bytes=5, more_soon=True))
+    stand.fleet.grant(slots.GrantMemory("m", 1, kv_bytes=9))
+    await worker.say(BEAT)
+    assert worker.got[1:] == [Grant(kv_bytes=5, more_soon=True), Grant(kv_bytes=9)]
 
 
 async def test_a_wrong_nonce_is_ignored_and_so_is_all_that_follows(stand: Stand) -> None:

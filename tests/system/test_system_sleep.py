@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -80,8 +81,10 @@ def test_the_machine_may_not_fall_asleep_while_a_request_runs(tiny: Path, tmp_pa
         try:
             server.ctl("load", "tiny")
             assert not told.exists(), "a loaded model alone keeps nobody awake"
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
+                link.sendall(b"POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{")
+                server.wait_for(told.exists, 20, "the system is told, although no model has it yet")
             assert server.chat("tiny", "hello", max_tokens=2).status == 200
-            server.wait_for(told.exists, 5, "the system is told")
             assert "--what=idle --who=omlxd" in told.read_text()
             holder = next(p for p in server.family() if p.name() == "tail")
             server.kill()
