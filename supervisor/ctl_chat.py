@@ -17,6 +17,7 @@ from supervisor.protocol import ServerStatus
 if TYPE_CHECKING:
     from supervisor.ctl_http import Gateway, Message
 
+_TOO_LONG = ("context_length_exceeded", "kv_too_large")
 URL = click.option("--url", help="address of a server [default: the one of this home]")
 KEY = click.option("--api-key", help="its key [default: auth.api_key, for the server of this home]")
 SYSTEM = click.option("--system", help="system message that goes before the conversation")
@@ -54,8 +55,8 @@ def run(here: Home, words: tuple[str, ...], system: str | None, url: str | None,
 def chat(here: Home, model: str | None, system: str | None, url: str | None, api_key: str | None) -> None:
     """Hold a conversation with MODEL in the terminal.
 
-    Ctrl-C ends an answer, Ctrl-D the conversation; /clear starts a new one. Without MODEL it is the first one that is loaded,
-    or the only one there is.
+    Ctrl-C ends an answer, Ctrl-D the conversation; /clear starts a new one. When it has outgrown the model's context its
+    older half is left out. Without MODEL it is the first one that is loaded, or the only one there is.
     """
     gateway = _gateway(here, url, api_key)
     conversation = Conversation(gateway, model or _default_model(here, gateway, url), system)
@@ -114,7 +115,33 @@ class Conversation:
         self.messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
 
     def ask(self, question: str) -> Iterator[str]:
-        """The answer in pieces; also one that was stopped is remembered as far as it came."""
+        """The answer in pieces; also one that was stopped is remembered as far as it came.
+
+        A conversation that has outgrown the model's context goes on without its beginning, and says so.
+        """
+        while True:
+            said = len(self.messages)
+            try:
+                yield from self._answer_to(question)
+            except CommandFailed as problem:
+                has_begun = len(self.messages) > said
+                if problem.code not in _TOO_LONG or has_begun or not self._forget_older_half():
+                    raise
+                click.secho("[the conversation is too long for the model; its older half is left out]", dim=True, err=True)
+            else:
+                return
+
+    def _forget_older_half(self) -> bool:
+        """Not just the oldest exchange: every cut changes the prompt's beginning, which the server then has to prefill anew.
+
+        False when there is nothing to leave out: the question alone is too long.
+        """
+        first = 1 if self.system else 0
+        exchanges = (len(self.messages) - first) // 2
+        del self.messages[first : first + 2 * ((exchanges + 1) // 2)]
+        return exchanges > 0
+
+    def _answer_to(self, question: str) -> Iterator[str]:
         messages: list[Message] = [*self.messages, {"role": "user", "content": question}]
         answer = ""
         pieces = self.gateway.stream_chat(self.model, messages)

@@ -58,11 +58,12 @@ _OF_CODE = {
 class CommandFailed(click.ClickException):
     """A command's own bad end: what to print, and the status."""
 
-    def __init__(self, message: str, status: Exit = Exit.FAILED, *, answered: bool = False) -> None:
-        """`answered`: what was asked for is on standard output already."""
+    def __init__(self, message: str, status: Exit = Exit.FAILED, *, answered: bool = False, code: str = "") -> None:
+        """`answered`: what was asked for is on standard output already. `code`: the server's, for what it refused."""
         super().__init__(message)
         self.status = status
         self.answered = answered
+        self.code = code
 
 
 def status_of_code(code: str) -> Exit:

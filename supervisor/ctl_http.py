@@ -105,4 +105,4 @@ def _problem_of(body: bytes, status: int) -> CommandFailed:
         return CommandFailed(f"{message} (give the key with --api-key)", Exit.REFUSED)
     if status == 404:
         return CommandFailed(message, Exit.NOT_FOUND)
-    return CommandFailed(message, status_of_code(code))
+    return CommandFailed(message, status_of_code(code), code=code)

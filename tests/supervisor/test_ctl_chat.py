@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.ctl_chat import url_of
+from supervisor.ctl_exit import CommandFailed, Exit
 from tests.supervisor.ctl_stand import STATUS, ScriptedGateway, ScriptedSupervisor, Shell, chunk, plain_dict
 
 ANSWER = (chunk("Par"), chunk("is"), json.dumps({"choices": []}), "[DONE]")
@@ -102,6 +103,39 @@ def test_chat_remembers_the_conversation_until_it_is_cleared(shell: Shell) -> No
     assert (ran.status, ran.out) == (0, "Paris\nParis\nParis\n")
     asked = [[m["content"] for m in body["messages"]] for _, _, body in gateway.seen]  # pyright: ignore
     assert asked == [["S", "one"], ["S", "one", "Paris", "two"], ["S", "three"]]
+
+
+def test_a_conversation_too_long_for_the_model_goes_on_without_its_older_half(shell: Shell) -> None:
+    asked: list[list[str]] = []
+
+    def answer(_gateway: object, _model: str, messages: list[dict[str, str]]) -> Generator[str, None, None]:
+        asked.append([message["content"] for message in messages])
+        if len(messages) > 5:
+            raise CommandFailed("too long", Exit.REFUSED, code="context_length_exceeded")
+        yield messages[-1]["content"].upper()
+
+    shell.patch.setattr("supervisor.ctl_http.Gateway.stream_chat", answer)
+    shell.patch.setattr("sys.stdin", io.StringIO("a\nb\nc\nd\ne\n"))
+    ran = shell("chat", "tiny", "--url", "http://127.0.0.1:1", "--system", "S")
+    assert (ran.status, ran.out) == (0, "A\nB\nC\nD\nE\n")
+    assert ran.err.count("its older half is left out") == 3
+    assert asked[2:] == [
+        ["S", "a", "A", "b", "B", "c"],
+        ["S", "b", "B", "c"],
+        ["S", "b", "B", "c", "C", "d"],
+        ["S", "c", "C", "d"],
+        ["S", "c", "C", "d", "D", "e"],
+        ["S", "d", "D", "e"],
+    ]
+
+
+def test_a_question_that_is_too_long_by_itself_fails(shell: Shell) -> None:
+    body = json.dumps({"error": {"message": "too long", "code": "context_length_exceeded"}})
+    with ScriptedGateway((body,), status=400) as gateway:
+        shell.patch.setattr("sys.stdin", io.StringIO("one\n"))
+        ran = shell("chat", "tiny", "--url", gateway.url, "--system", "S")
+        assert (ran.status, len(gateway.seen)) == (5, 1)
+        assert "too long" in ran.err and "left out" not in ran.err
 
 
 class Terminal(io.StringIO):

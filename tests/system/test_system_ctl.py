@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor import ctl
-from tests.stands.models import smollm2_dir
+from tests.stands.models import smollm2_dir, tiny_model
 from tests.stands.server import OMLXCTL, Server, home_with, running
 
 DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "demo.py"
@@ -61,6 +61,24 @@ def terse(tiny: Path, tmp_path: Path) -> Path:
     config = json.loads((path / "generation_config.json").read_text())
     (path / "generation_config.json").write_text(json.dumps(config | {"max_new_tokens": 16, "do_sample": False}))
     return path
+
+
+def test_a_chat_outgrows_the_context_and_goes_on(tmp_path: Path) -> None:
+    narrow = tiny_model(tmp_path / "narrow", max_position_embeddings=128)
+    config = json.loads((narrow / "generation_config.json").read_text())
+    (narrow / "generation_config.json").write_text(json.dumps(config | {"do_sample": False}))
+    with running({"narrow": narrow}) as server:
+        done = subprocess.run(
+            [*OMLXCTL, "chat", "narrow"],
+            input="one\ntwo\n",
+            env=server.env(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("left out") == 1  # the first answer filled the context
 
 
 def test_the_models_own_defaults_hold_and_show_says_so(terse: Path) -> None:
