@@ -4,8 +4,12 @@ Cheap enough to be read every second. Decides nothing: pressure.py does.
 """
 
 import ctypes
+import functools
 import os
+import re
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -30,8 +34,13 @@ def available_bytes(active_share: float) -> int:
     system_bytes = memory.available
     if sys.platform == "darwin":
         system_bytes += int(active_share * memory.active)
-    groups = [left for group in group_and_parents(Path("/proc/self/cgroup"), CGROUPS) if (left := left_in(group)) is not None]
-    return min([system_bytes, *groups])
+    return min([system_bytes, *[left for group in _limited_groups() if (left := left_in(group)) is not None]])
+
+
+@functools.cache
+def _limited_groups() -> list[Path]:
+    """Of this process, which is put into its group before it runs; what the limit of a group is may change at any time."""
+    return [group for group in group_and_parents(Path("/proc/self/cgroup"), CGROUPS) if (group / "memory.max").exists()]
 
 
 def left_in(group: Path) -> int | None:
@@ -45,10 +54,35 @@ def left_in(group: Path) -> int | None:
     return max(0, int(limit) - used_bytes + int(counters.get("file", 0))) if limit.isdigit() else None
 
 
-def swap() -> tuple[int, int]:
-    """Bytes swapped out since the start, and swap in use; zeros where there is no swap."""
-    memory = psutil.swap_memory()
-    return memory.sout, memory.used
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """What the system has done to make room, since it started."""
+
+    swapped_out_bytes: int
+    swap_used_bytes: int
+    """Now; zero where there is no swap."""
+    oom_kills: int | None
+    """Processes that the kernel has killed for memory; None where it does not count them."""
+
+
+def paging() -> Paging:
+    try:
+        counted = VMSTAT.read_bytes()
+    except OSError:
+        memory = psutil.swap_memory()
+        return Paging(memory.sout, memory.used, None)
+    return paging_of(counted, lambda: psutil.swap_memory().used)
+
+
+def paging_of(vmstat: bytes, used_bytes: Callable[[], int]) -> Paging:
+    """`used_bytes` is asked only where something was ever swapped out: it costs as much as all the rest."""
+    swapped_out_bytes = (_counter(vmstat, b"pswpout") or 0) * PAGE_BYTES
+    return Paging(swapped_out_bytes, used_bytes() if swapped_out_bytes else 0, _counter(vmstat, b"oom_kill"))
+
+
+def _counter(vmstat: bytes, name: bytes) -> int | None:
+    found = re.search(rb"^%b (\d+)$" % name, vmstat, re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def kernel_level() -> Level:
@@ -62,19 +96,6 @@ def kernel_level() -> Level:
 
 def level_of(kernel_value: int) -> Level:
     return KERNEL_LEVELS.get(kernel_value, Level.NONE)
-
-
-def oom_kills() -> int | None:
-    """How many processes the kernel has killed for memory; None where it does not count them."""
-    try:
-        return oom_kills_of(VMSTAT.read_text())
-    except OSError:
-        return None
-
-
-def oom_kills_of(vmstat: str) -> int | None:
-    line = next((line for line in vmstat.splitlines() if line.startswith("oom_kill ")), None)
-    return None if line is None else int(line.split()[1])
 
 
 def private_bytes(pid: int) -> int:

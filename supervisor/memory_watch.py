@@ -51,13 +51,15 @@ class MemoryWatch:
 
     async def keep(self) -> None:
         while True:
+            looked_at = time.monotonic()
             try:
-                self._look(time.monotonic())
+                self._look(looked_at)
             except Exception:  # without readings the budget stays what it is: no reason for the server to end
                 log.exception("the machine's memory could not be read")
-            await asyncio.sleep(SOON_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), LOOK_EVERY_S - SOON_S)
+                await asyncio.wait_for(self._wanted.wait(), LOOK_EVERY_S)
+            if (early_s := looked_at + SOON_S - time.monotonic()) > 0:
+                await asyncio.sleep(early_s)
             self._wanted.clear()
 
     def look_soon(self) -> None:
@@ -68,28 +70,28 @@ class MemoryWatch:
 
         Where the system counts such deaths there is a new one, elsewhere memory is short.
         """
-        kills = machine_memory.oom_kills()
+        kills = machine_memory.paging().oom_kills
         if kills is None:
             return self._level >= Level.HARD
         return any(before < kills for _, before in self._kills)
 
     def _look(self, now: float) -> None:
-        if (kills := machine_memory.oom_kills()) is not None:
-            self._kills.append((now, kills))
+        paging = machine_memory.paging()
+        if paging.oom_kills is not None:
+            self._kills.append((now, paging.oom_kills))
         while self._kills and now - self._kills[0][0] > KILLED_LATELY_S:
             self._kills.popleft()
         settings = self._shell.loaded.settings
         self._gauge.marks = policy.thresholds(settings)
         tree = self._shell.meters.tree_now()
-        swapped_out_bytes, swap_used_bytes = machine_memory.swap()
         reading = Reading(
             total_bytes=self._shell.budget.total_ram_bytes,
             available_bytes=machine_memory.available_bytes(ACTIVE_SHARES[Tier(settings.memory.memory_tier)]),
             tree_bytes=tree.tree_bytes,
             own_bytes=tree.own_bytes,
             private_bytes=tree.private_bytes,
-            swapped_out_bytes=swapped_out_bytes,
-            swap_used_bytes=swap_used_bytes,
+            swapped_out_bytes=paging.swapped_out_bytes,
+            swap_used_bytes=paging.swap_used_bytes,
             kernel=machine_memory.kernel_level(),
         )
         verdict = self._gauge.read(reading, now)

@@ -1,7 +1,8 @@
 """Reads the meters: the workers that have done something since the last look, the server's own processes now and then.
 
-What a reading means for the budget is the slot machine's business. A reading walks the page tables of the whole model: idle
-workers are not read again, as their memory does not grow, and busy ones only when cheap readings say that theirs has changed.
+What a reading means for the budget is the slot machine's business. A reading walks the page tables of the whole model, so only
+new processes are read at once. Idle workers are not read again, as their memory does not grow; of busy ones the change of their
+private pages, which is cheap to know, is added to what was read; they are read again when pages of files have come or gone.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from supervisor import slot_events as slots
@@ -26,7 +27,7 @@ log = logging.getLogger("meters")
 OWN_EVERY = 6
 """The gateway and its like are small and do not change much."""
 SLACK_BYTES = 8 << 20
-"""A worker whose pages have changed by less has not changed."""
+"""A process whose pages have changed by less has not changed."""
 STALE_S = 60.0
 """Pages that it shares count for more when another process ends: no cheap reading tells."""
 TOLD_SHARE = 0.01
@@ -50,15 +51,27 @@ def differs(size_bytes: int, told_bytes: int) -> bool:
     return abs(size_bytes - told_bytes) > TOLD_SHARE * told_bytes
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Reading:
     size_bytes: int
+    private_bytes: int
+    of_files_bytes: int
+    """Resident, and not private: with the private ones what is cheap to know, to tell how much has changed since."""
+    walked_at: float
+    """When the size was read last; since then it follows the private bytes."""
+
+    def size_bytes_with(self, private_bytes: int) -> int:
+        """What the process takes when so much of it is private now."""
+        return max(0, self.size_bytes + private_bytes - self.private_bytes)
+
+
+@dataclass(slots=True)
+class Measured:
+    """A worker."""
+
+    reading: Reading
     progress: int
     """The worker's counter at that time."""
-    private_bytes: int = 0
-    """What was cheap to know, to tell how much it has changed since; so is the next."""
-    resident_bytes: int = 0
-    read_at: float = 0.0
     told_bytes: int = 0
 
 
@@ -85,14 +98,18 @@ class Meters:
         self._read = read
         self._read_private = read_private
         self._read_resident = read_resident
-        self._workers: dict[int, Reading] = {}
-        self._own: dict[int, int] = {}
+        self._workers: dict[int, Measured] = {}
+        self._own: dict[int, Reading] = {}
         self._told_bytes = 0
 
     @property
     def tree_bytes(self) -> int:
         """All processes of the server, as read last."""
-        return sum(self._own.values()) + sum(reading.size_bytes for reading in self._workers.values())
+        return self._own_bytes + sum(worker.reading.size_bytes for worker in self._workers.values())
+
+    @property
+    def _own_bytes(self) -> int:
+        return sum(reading.size_bytes for reading in self._own.values())
 
     def tree_now(self) -> TreeNow:
         workers: dict[str, int] = {}
@@ -101,8 +118,8 @@ class Meters:
         for model, pid in [*fleet, *self._shell.importer.processes()]:
             known = self._workers.get(pid)
             workers[model] = private = self._read_private(pid)
-            workers_bytes += private if known is None else max(0, known.size_bytes + private - known.private_bytes)
-        own_bytes = sum(self._own.values())
+            workers_bytes += private if known is None else known.reading.size_bytes_with(private)
+        own_bytes = self._own_bytes
         private_of_own = sum(self._read_private(pid) for pid in self._own)
         return TreeNow(own_bytes + workers_bytes, own_bytes, private_of_own + sum(workers.values()), workers)
 
@@ -123,8 +140,8 @@ class Meters:
 
     async def _look_at_own(self) -> None:
         pids = [os.getpid(), *(child.pid for child in self._shell.staff.status() if child.pid)]
-        readings = [(pid, await asyncio.to_thread(self._read, pid)) for pid in pids]
-        self._own = {pid: size_bytes for pid, size_bytes in readings if size_bytes is not None}
+        looked = [(pid, await self._look(pid, self._own.get(pid))) for pid in pids]
+        self._own = {pid: reading for pid, reading in looked if reading is not None}
 
     async def _look_at_workers(self) -> None:
         workers = [worker for worker in self._shell.fleet.workers() if worker.ready is not None]
@@ -132,24 +149,31 @@ class Meters:
         for worker in workers:
             progress = worker.beat.progress if worker.beat else -1
             known = self._workers.get(worker.child.pid)
-            if known is None or (known.progress != progress and self._has_changed(worker.child.pid, known)):
-                size_bytes = await asyncio.to_thread(self._read, worker.child.pid)
-                if size_bytes is not None:
-                    self._take(worker, size_bytes, progress)
+            if known is None or known.progress != progress:
+                reading = await self._look(worker.child.pid, known.reading if known else None)
+                if reading is not None and (known is None or reading is not known.reading):
+                    self._take(worker, reading, progress)
 
-    def _has_changed(self, pid: int, known: Reading) -> bool:
-        if time.monotonic() - known.read_at > STALE_S:
-            return True
-        changes = (self._read_private(pid) - known.private_bytes, self._read_resident(pid) - known.resident_bytes)
-        return max(map(abs, changes)) > min(SLACK_BYTES, TOLD_SHARE * known.size_bytes)
+    async def _look(self, pid: int, known: Reading | None) -> Reading | None:
+        """What that process takes now: `known` itself if that has hardly changed, None if there is no such process."""
+        if known is not None and time.monotonic() - known.walked_at <= STALE_S:
+            private_bytes, of_files_bytes = self._cheap(pid)
+            slack_bytes = min(SLACK_BYTES, TOLD_SHARE * known.size_bytes)
+            if abs(of_files_bytes - known.of_files_bytes) <= slack_bytes:
+                if abs(private_bytes - known.private_bytes) <= slack_bytes:
+                    return known
+                return replace(known, size_bytes=known.size_bytes_with(private_bytes), private_bytes=private_bytes)
+        size_bytes = await asyncio.to_thread(self._read, pid)
+        return None if size_bytes is None else Reading(size_bytes, *self._cheap(pid), walked_at=time.monotonic())
 
-    def _take(self, worker: WorkerProcess, size_bytes: int, progress: int) -> None:
-        reading = self._workers.setdefault(worker.child.pid, Reading(size_bytes, progress))
-        reading.size_bytes, reading.progress = size_bytes, progress
-        reading.private_bytes = self._read_private(worker.child.pid)
-        reading.resident_bytes = self._read_resident(worker.child.pid)
-        reading.read_at = time.monotonic()
-        self._shell.happened(slots.WorkerMeasured(worker.model, worker.gen, size_bytes))
-        if differs(size_bytes, reading.told_bytes):
-            reading.told_bytes = size_bytes
+    def _cheap(self, pid: int) -> tuple[int, int]:
+        private_bytes = self._read_private(pid)
+        return private_bytes, self._read_resident(pid) - private_bytes
+
+    def _take(self, worker: WorkerProcess, reading: Reading, progress: int) -> None:
+        measured = self._workers.setdefault(worker.child.pid, Measured(reading, progress))
+        measured.reading, measured.progress = reading, progress
+        self._shell.happened(slots.WorkerMeasured(worker.model, worker.gen, reading.size_bytes))
+        if differs(reading.size_bytes, measured.told_bytes):
+            measured.told_bytes = reading.size_bytes
             self._shell.publish_status(worker.model)

@@ -28,10 +28,11 @@ log = logging.getLogger("store")
 
 JANITOR = "janitor"
 UNSEEN = "not looked at yet"
-TICK_S = 0.5
+TICK_S = 1.0
+"""As often as workers tell what they have written."""
 LOOK_LOST_S = 10.0
 """After this long without an answer a look is asked for again: 50,000 files take half a second."""
-RATE_TICKS = 120
+RATE_TICKS = 60
 """Write rates are over the last minute."""
 
 Answer = Callable[[dict[str, object] | None], None]

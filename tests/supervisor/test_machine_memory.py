@@ -45,13 +45,25 @@ def test_the_levels_of_macos_are_ours(said: int, level: Level) -> None:
 
 
 def test_swap_and_kernel_can_be_asked_here() -> None:
-    assert min(machine_memory.swap()) >= 0
+    paging = machine_memory.paging()
+    assert min(paging.swapped_out_bytes, paging.swap_used_bytes) >= 0
     assert machine_memory.kernel_level() in Level
 
 
-def test_kills_for_memory_are_counted_where_the_kernel_does() -> None:
-    assert machine_memory.oom_kills_of("pgfault 1\noom_kill 7\nswap_ra 0\n") == 7
-    assert machine_memory.oom_kills_of("pgfault 1\n") is None
+def test_kills_for_memory_and_pages_swapped_out_are_counted_where_the_kernel_does() -> None:
+    page = machine_memory.PAGE_BYTES
+    quiet = machine_memory.paging_of(b"pgfault 1\npswpout 0\noom_kill 7\nswap_ra 0\n", lambda: 1 // 0)
+    assert quiet == machine_memory.Paging(0, 0, 7)
+    assert machine_memory.paging_of(b"pswpin 1\npswpout 3\nnr_pswpout 9\n", lambda: 5) == machine_memory.Paging(
+        3 * page, 5, None
+    )
+
+
+@linux_only
+def test_the_kernels_counters_are_those_that_psutil_reads() -> None:
+    before = psutil.swap_memory().sout
+    read = machine_memory.paging().swapped_out_bytes * 4096 // machine_memory.PAGE_BYTES  # psutil takes all pages for 4 KiB
+    assert before <= read <= psutil.swap_memory().sout
 
 
 @linux_only

@@ -129,18 +129,52 @@ async def test_an_idle_worker_is_read_once_and_a_busy_one_again() -> None:
     assert meters.tree_bytes == 2010
 
 
-@pytest.mark.parametrize("changed", ["private", "resident"])
-async def test_a_busy_worker_is_read_again_when_its_private_pages_or_those_of_files_changed(changed: str) -> None:
+async def test_a_busy_worker_is_read_again_when_pages_of_files_changed() -> None:
     server = stand(_50=1 << 30, _60=10)
     cheap = {"private": 600 << 20, "resident": 900 << 20}
     meters = Meters(server, server.read, lambda _: cheap["private"], lambda _: cheap["resident"])
     await make_rounds(server, meters)
-    server.progress, cheap[changed] = 1, cheap[changed] + SLACK_BYTES
+    server.progress, cheap["resident"] = 1, cheap["resident"] + SLACK_BYTES
     await make_rounds(server, meters)
     assert server.looked_at.count(50) == 1
-    cheap[changed] += 1
+    cheap["resident"] += 1
     await make_rounds(server, meters)
     assert server.looked_at.count(50) == 2
+
+
+async def test_what_a_busy_worker_takes_follows_its_private_pages_without_another_walk() -> None:
+    server = stand(_50=1 << 30, _60=10)
+    private = 600 << 20
+    meters = Meters(
+        server, server.read, lambda pid: private if pid == 50 else 5, lambda pid: private + (300 << 20) if pid == 50 else 5
+    )
+    await make_rounds(server, meters)
+    server.progress, private = 1, private + SLACK_BYTES
+    await make_rounds(server, meters)
+    assert server.events == [WorkerMeasured("a", 3, 1 << 30)], "so little is no change"
+    private += 1
+    await make_rounds(server, meters)
+    private -= 2 * SLACK_BYTES
+    server.progress = 2
+    await make_rounds(server, meters)
+    grown, shrunk = (1 << 30) + SLACK_BYTES + 1, (1 << 30) - SLACK_BYTES + 1
+    assert server.events[1:] == [WorkerMeasured("a", 3, size) for size in (grown, shrunk)]
+    assert meters.tree_bytes == shrunk + 10 and server.looked_at.count(50) == 1
+
+
+async def test_the_servers_own_processes_are_read_again_only_when_they_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.meters.OWN_EVERY", 1)
+    server = stand(_60=100 << 20)
+    private = {60: 90 << 20}
+    meters = Meters(server, server.read, lambda pid: private.get(pid, 0), lambda pid: private.get(pid, 0))
+    await make_rounds(server, meters, 3)
+    assert server.looked_at.count(60) == 1
+    private[60] += 20 << 20
+    await make_rounds(server, meters, 2)
+    assert meters.tree_bytes == 120 << 20 and server.looked_at.count(60) == 1
+    monkeypatch.setattr("supervisor.meters.STALE_S", 0.0)
+    await make_rounds(server, meters)
+    assert server.looked_at.count(60) >= 2
 
 
 async def test_a_busy_worker_is_read_again_now_and_then_though_nothing_seems_to_have_changed(
