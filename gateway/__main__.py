@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import uvloop
 import zmq
 from aiohttp import web
 
@@ -99,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
     settle_in(args.lifeline_fd, lambda: os._exit(1))
     quiet_server_log()
     os.set_inheritable(args.http_fd, False)
-    asyncio.run(run(args, socket.socket(fileno=args.http_fd)))
+    uvloop.run(run(args, socket.socket(fileno=args.http_fd)))
 
 
 if __name__ == "__main__":

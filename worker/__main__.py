@@ -1,8 +1,9 @@
 """`python -P -m worker`: one model, or the text worker; which of the two, the supervisor says in its assignment."""
 
-import asyncio
 import os
 import sys
+
+import uvloop
 
 from supervisor.child import child_args, settle_in
 from worker.link import Link
@@ -12,7 +13,7 @@ def main() -> int:
     args = child_args(sys.argv[1:])
     link = Link(args)
     settle_in(args.lifeline_fd, link.orphaned)
-    return asyncio.run(link.run())
+    return uvloop.run(link.run())
 
 
 if __name__ == "__main__":
