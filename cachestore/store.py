@@ -141,9 +141,11 @@ class Store:
         """
         if self.read_only or not self._can_read():
             return
+        now_ns = 0
         for key in reversed(keys):
-            # The kernel's own "now" has a resolution of milliseconds; equal times would leave the order to chance.
-            now_ns = time.time_ns()
+            # The kernel's own "now" has a resolution of milliseconds, and a clock may stand still or be set back;
+            # equal times would leave the order to chance.
+            now_ns = max(time.time_ns(), now_ns + 1)
             try:
                 os.utime(tree.block_path(self._dir, key), ns=(now_ns, now_ns))
             except OSError:

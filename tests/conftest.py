@@ -1,10 +1,11 @@
-"""What every test may rely on: whether the real model is worth running here."""
+"""What every test may rely on: whether the real model is worth running here, and how Hypothesis draws."""
 
 import ctypes.util
 import signal
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from worker.blas import load_openblas
 
@@ -14,6 +15,12 @@ load_openblas()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control ignores it for what runs in its background, and so would every program started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("explore", settings.get_profile("same"), derandomize=False, max_examples=2000)
+settings.load_profile("same")
+"""Every run draws the same, and none fails because other programs have the cores. New draws, many of them, when one looks for
+bugs: `pytest --hypothesis-profile explore`."""
 
 NO_FAST_BLAS = "OpenBLAS is not installed: tests with a real model are left out (sudo apt install libopenblas0-pthread)"
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ entries = st.lists(
         st.integers(NOW_NS - 10**15, NOW_NS),
     ),
     max_size=30,
+    unique_by=lambda entry: entry.path,
 )
 
 
@@ -77,7 +78,12 @@ def fill(root: Path, fingerprint: str = "f" * 64) -> Store:
 
 
 def used_bytes(root: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in root.rglob("*"))
+    """Of what is there and stays: a janitor may be at work."""
+    used = 0
+    for path in root.rglob("*"):
+        with suppress(FileNotFoundError):
+            used += path.stat().st_blocks * 512
+    return used
 
 
 def age(path: Path, seconds: float) -> None:
@@ -200,6 +206,9 @@ def test_an_empty_namespace_is_tidied_away_when_it_is_old_and_can_be_written_aga
 
 # --- the process ---
 
+WAITS_S = 60
+"""For a process to end that is to end at once."""
+
 
 @contextmanager
 def janitor(root: Path, *options: str, **more: object) -> Iterator[subprocess.Popen[str]]:
@@ -226,10 +235,8 @@ def test_the_janitor_holds_the_cap_while_a_worker_writes(root: Path) -> None:
             store.put(make_block(block_id, floats=2000))
         while not line(child)["deleted_files"]:
             pass
-        deadline = time.monotonic() + 10
-        while used_bytes(root) > cap and time.monotonic() < deadline:
+        while used_bytes(root) > cap:
             time.sleep(0.02)
-        assert used_bytes(root) <= cap
 
 
 def test_the_janitor_ends_with_its_parent(root: Path) -> None:
@@ -240,7 +247,7 @@ def test_the_janitor_ends_with_its_parent(root: Path) -> None:
         os.close(held)
         line(child)
         os.close(kept)
-        assert child.wait(1) == 0
+        assert child.wait(WAITS_S) == 0
 
 
 def test_the_janitor_ignores_the_terminals_signals_and_obeys_sigterm(root: Path) -> None:
@@ -252,7 +259,7 @@ def test_the_janitor_ignores_the_terminals_signals_and_obeys_sigterm(root: Path)
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(0.2)
         child.terminate()
-        assert child.wait(1) == 0
+        assert child.wait(WAITS_S) == 0
 
 
 def test_the_janitor_says_when_the_store_comes_and_goes(root: Path) -> None:
@@ -270,7 +277,7 @@ def test_one_dry_pass_from_the_command_line(root: Path) -> None:
     fill(root)
     with janitor(root, "--max-bytes", "0", "--min-free-bytes", "0", "--once", "--dry-run") as child:
         said = line(child)
-        assert child.wait(5) == 0
+        assert child.wait(WAITS_S) == 0
     assert said["dry_run"] is True
     assert said["deleted_files"] == {"block": len(CHAIN)}
     assert len(files_below(root, "*.safetensors")) == len(CHAIN)

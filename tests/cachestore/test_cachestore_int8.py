@@ -10,7 +10,6 @@ from cachestore.block import BadBlock, Block, BlockId, Tensor
 from cachestore.store import Namespace, Store
 
 SHAPE = (4, 1, 3, 16, 64)
-RNG = np.random.default_rng(0)
 
 
 def bf16(numbers: np.ndarray) -> bytes:
@@ -18,7 +17,7 @@ def bf16(numbers: np.ndarray) -> bytes:
 
 
 def tensor(dtype: str, shape: tuple[int, ...] = SHAPE, scale: float = 3.0) -> Tensor:
-    numbers = (RNG.standard_normal(shape) * scale).astype(np.float32)
+    numbers = (np.random.default_rng(0).standard_normal(shape) * scale).astype(np.float32)
     data = bf16(numbers) if dtype == "BF16" else numbers.astype({"F32": np.float32, "F16": np.float16}[dtype]).tobytes()
     return Tensor(dtype, shape, data)
 

@@ -26,13 +26,14 @@ while True:
     for block_id in random.sample(make_chain(40), 40):
         writer.submit(make_block(block_id, floats=20_000))
     writer.flush(10)
-    for path in random.sample(sorted(Path(sys.argv[1]).rglob("*.safetensors")), 20):
+    found = sorted(Path(sys.argv[1]).rglob("*.safetensors"))
+    for path in random.sample(found, len(found) // 2):
         path.unlink(missing_ok=True)
 """
 
 
 def start(root: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     child = subprocess.Popen([sys.executable, "-c", WRITER, str(root)], env=environment, stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"up\n"
@@ -47,7 +48,7 @@ def test_killed_writers_leave_no_wrong_block_and_nothing_the_janitor_does_not_cl
     try:
         for round_number in range(ROUNDS):
             until = time.monotonic() + random.uniform(0.02, 0.2)
-            while time.monotonic() < until:
+            while time.monotonic() < until or not read:
                 block_id = random.choice(chain)
                 found = store.get(block_id)
                 read += found is not None
@@ -61,7 +62,6 @@ def test_killed_writers_leave_no_wrong_block_and_nothing_the_janitor_does_not_cl
         for child in children:
             child.kill()
             child.wait()
-    assert read > 0
     assert store.counters().bad == {}
     assert store.put(make_block(chain[0], floats=20_000)) or store.contains(chain[0].key)
 

@@ -123,4 +123,4 @@ def test_two_thousand_blocks_of_one_chain_and_what_it_takes_to_list_them(store: 
     began = time.monotonic()
     assert order(store) == keys
     assert time.monotonic() - began < patient_s(5.0)
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before  # fewer, if what an earlier test forgot was closed meanwhile

@@ -299,7 +299,7 @@ def test_a_failed_write_leaves_no_temporary_behind_and_is_tried_again_later(root
     """A real short write: the kernel refuses to let the file grow."""
     limited = subprocess.run(
         [sys.executable, "-c", LIMITED, str(root)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         check=True,
