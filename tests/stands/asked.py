@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -37,9 +39,12 @@ class Asked:
         return self
 
     def hang_up(self) -> None:
+        """At once: a close alone waits for the reader to let go of the file, which takes until the server says something."""
         sock = self._link.sock
         if sock is not None:
-            sock.close()
+            with contextlib.suppress(OSError):  # the server was first
+                sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._link.close()
 
     def _read(self) -> None:
