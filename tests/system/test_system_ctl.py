@@ -44,13 +44,13 @@ def test_what_the_server_does_not_know_is_exit_4(small: Server) -> None:
     assert small.ctl("run", "nope", "hi", check=False).returncode == 4
 
 
-def test_run_and_chat_answer_from_the_loaded_model(small: Server) -> None:
-    small.ctl("load", "tiny")
-    assert small.ctl("run", "Once upon a time").stdout.strip()
-    done = subprocess.run(
-        [*OMLXCTL, "chat", "tiny"], input="one\ntwo\n", env=small.env(), capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip()
+def test_run_and_chat_answer_from_the_loaded_model(tiny: Path) -> None:
+    with running({"tiny": tiny}, {"sampling": {"temperature": 0, "max_tokens": 24}}) as server:
+        server.ctl("load", "tiny")
+        assert server.ctl("run", "Once upon a time").stdout.strip()
+        asked = {"input": "one\ntwo\n", "env": server.env(), "capture_output": True, "text": True}
+        done = subprocess.run([*OMLXCTL, "chat", "tiny"], **asked, timeout=60, check=True)
+        assert done.stdout.strip()
 
 
 @pytest.fixture

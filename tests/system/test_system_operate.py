@@ -18,6 +18,7 @@ LARGE = {
     "messages": [{"role": "user", "content": "hello"}],
     "max_tokens": 250,
     "n": 8,
+    "ignore_eos": True,
     "logprobs": True,
     "top_logprobs": 20,
 }
@@ -96,7 +97,7 @@ def test_a_pinned_model_is_loaded_again_after_a_crash(tiny: Path) -> None:
 
 NAMES = {
     "model": {"default": "quick:short"},
-    "models": {"tiny": {"aliases": ["quick"], "max_tokens": 9, "profiles": {"short": {"max_tokens": 3, "temperature": 0}}}},
+    "models": {"tiny": {"aliases": ["quick"], "temperature": 0, "max_tokens": 9, "profiles": {"short": {"max_tokens": 3}}}},
 }
 
 

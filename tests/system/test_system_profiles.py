@@ -7,9 +7,10 @@ from pathlib import Path
 from tests.stands.server import Server, running
 from tests.system.test_system_operate import configure
 
+# Greedy, as the tiny model never ends then; a draw is the end once in 400 tokens.
 TEMPLATES = {
     "model": {"profile_templates": {"brief": {"max_tokens": 3, "temperature": 0}}},
-    "models": {"tiny": {"max_tokens": 9, "profiles": {"terse": "brief", "long": {"max_tokens": 12}}}},
+    "models": {"tiny": {"temperature": 0, "max_tokens": 9, "profiles": {"terse": "brief", "long": {"max_tokens": 12}}}},
 }
 
 

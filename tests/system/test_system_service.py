@@ -160,11 +160,17 @@ def test_a_name_that_means_two_models_ends_the_service_for_good(mac: Mac) -> Non
 
 def test_a_stop_ends_a_running_stream_with_an_error_well_before_it_would_be_killed(mac: Mac) -> None:
     assert mac.service("install").status == 0
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 1900}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        "max_tokens": 1900,
+        "temperature": 0,
+    }
     request = urllib.request.Request(f"{mac.server.url}/v1/chat/completions", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=60) as stream:
-        while b'"content":"' not in stream.readline():
-            pass
+        while b'"content":"' not in (line := stream.readline()):
+            assert line, "it ended before any content"
         begun = time.monotonic()
         assert mac.service("stop").status == 0
         assert time.monotonic() - begun < 25

@@ -104,7 +104,7 @@ def test_a_request_is_traced_while_it_runs_by_the_clients_name_and_after_its_wor
 
 
 def test_the_sdk_passes_timings_on_and_streams_hold_them_once_at_the_end(server: Server) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5}
+    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "temperature": 0}
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as ai:
         extra = {"timings": True}
         whole = ai.chat.completions.create(**asked, extra_body=extra)
