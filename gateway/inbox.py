@@ -69,6 +69,7 @@ class Inbox:
         self._waits_until: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         """One for many waits: most end long before their time, and a timer of each would cost more than what it waits for."""
+        self._rings_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._taken_at = self._loop.time()
 
@@ -105,16 +106,17 @@ class Inbox:
 
     def _wake_at(self, until: float) -> None:
         self._waits_until = until
-        if self._timer is None or self._timer.when() > until:
+        if self._timer is None or self._rings_at > until:
             self.close()
+            self._rings_at = until  # uvloop's handle of what is due at once does not know it
             self._timer = self._loop.call_at(until, self._time_out)
 
     def _time_out(self) -> None:
         """Set for a wait that may be over long since: then for the one of now, if there is one."""
-        due, self._timer = self._timer, None
-        if self._waiter is None or self._waiter.done() or self._waits_until is None or due is None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done() or self._waits_until is None:
             return
-        if self._waits_until <= due.when():
+        if self._waits_until <= self._rings_at:
             self._waiter.set_result(None)
         else:
             self._wake_at(self._waits_until)

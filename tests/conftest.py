@@ -1,10 +1,13 @@
 """What every test may rely on: whether the real model is worth running here, and how Hypothesis draws."""
 
+import asyncio
 import ctypes.util
 import signal
 import sys
+from collections.abc import Callable, Mapping
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 from worker.blas import load_openblas
@@ -23,6 +26,14 @@ settings.load_profile("same")
 bugs: `pytest --hypothesis-profile explore`."""
 
 NO_FAST_BLAS = "OpenBLAS is not installed: tests with a real model are left out (sudo apt install libopenblas0-pthread)"
+
+
+ON_UVLOOP = ("gateway", "worker")
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None:
+    """What runs on uvloop in service is tested on it: a socket that is half-closed, full or gone is its business."""
+    return {"uvloop": uvloop.new_event_loop} if item.path.parent.name in ON_UVLOOP else None
 
 
 def fast_blas() -> bool:
