@@ -214,6 +214,7 @@ def _write_random_weights(path: Path, config: dict[str, object], end_ids: list[i
     from mlx.utils import tree_flatten
 
     arch = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    mx.random.seed(0)  # MLX begins with the time of day, and some biases start with draws
     model = arch.Model(arch.ModelArgs.from_dict(config))
     weights = {}
     for name, initial in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())):
@@ -227,6 +228,8 @@ def _write_random_weights(path: Path, config: dict[str, object], end_ids: list[i
         if name.endswith("lm_head.weight"):
             values[end_ids] = 0.0
         weights[name] = mx.array(values)
+    mx.eval(weights)
+    mx.random.seed(time.time_ns())  # whoever draws without a seed shall not draw the same in every run
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -12,6 +13,7 @@ from typing import Self
 import pytest
 
 from supervisor.protocol import CacheGrant, Grants, Message, ModelRef, Row, Sampling, Timings, Usage
+from tests.stands.patience import patient_s
 from worker.blas import load_openblas
 from worker.engine import Engine
 from worker.job import Job, Loaded, LoadSpec
@@ -126,7 +128,7 @@ class RunningEngine:
 
     def __enter__(self) -> Self:
         self.engine.start()
-        assert self.sink.settled.wait(60), self.sink.stages
+        assert self.sink.settled.wait(patient_s(30)), self.sink.stages
         assert self.sink.failure is None, self.sink.failure
         return self
 
@@ -150,13 +152,24 @@ class RunningEngine:
     def ask(self, rid: str, prompt: list[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: object) -> Answer:
         """Submits and waits for the end."""
         answer = self.submit(rid, prompt, max_tokens, sampling, **more)  # type: ignore[arg-type]
-        assert answer.over.wait(60), rid
+        assert answer.over.wait(patient_s(30)), rid
         return answer
 
+    @contextlib.contextmanager
+    def at_once(self) -> Generator[None]:
+        """What is said to the engine meanwhile, it hears together, between two steps."""
+        with self.engine._mailbox._arrived:
+            yield
+
     def settle(self) -> None:
-        """Waits until the engine reports that nothing runs or waits."""
-        until = time.monotonic() + 10
-        while (beat := self.engine.beat()).running or beat.waiting:
+        """Waits until the engine reports that nothing runs or waits, and its figures are those after all that it has said."""
+        until = time.monotonic() + patient_s(10)
+        while True:
+            heard = threading.Event()  # between two steps: the last one's figures are told
+            self.engine.probe(Job("settled?", (1,), GREEDY, 1), lambda _hot, _cold, heard=heard: heard.set())
+            heard.wait(max(0.0, until - time.monotonic()))
+            if not ((beat := self.engine.beat()).running or beat.waiting):
+                return
             assert time.monotonic() < until, beat
             time.sleep(0.01)
 
@@ -220,7 +233,15 @@ class Gate:
             target = self._taken + rounds
             self._allowed += rounds
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: self._taken >= target, 20)
+            assert self._changed.wait_for(lambda: self._taken >= target, patient_s(20))
+
+    def let_until(self, condition: Callable[[], object], most: int = 60) -> None:
+        """Lets rounds happen, one by one, until that holds."""
+        for _ in range(most):
+            if condition():
+                return
+            self.let(1)
+        assert condition(), f"not within {most} rounds"
 
     def open(self) -> None:
         with self._changed:

@@ -39,7 +39,8 @@ def test_a_greedy_answer_is_what_mlx_lm_generates(model: Path, length: int) -> N
 def test_four_prompts_at_once_answer_as_each_would_alone(model: Path) -> None:
     lengths = {"a": 5, "b": 300, "c": 64, "d": 131}
     with running(model) as e:
-        answers = {rid: e.submit(rid, prompt(n), 10 + n % 17) for rid, n in lengths.items()}
+        with e.at_once():
+            answers = {rid: e.submit(rid, prompt(n), 10 + n % 17) for rid, n in lengths.items()}
         assert all(answer.over.wait(60) for answer in answers.values())
     assert any(len(step) > 1 for step in e.sink.steps), "nothing was batched"
     for rid, n in lengths.items():
@@ -48,7 +49,8 @@ def test_four_prompts_at_once_answer_as_each_would_alone(model: Path) -> None:
 
 def test_what_exceeds_the_batch_waits_its_turn_and_is_answered(model: Path) -> None:
     with running(model, max_batch=2) as e:
-        answers = [e.submit(f"r{i}", prompt(20, i), 6) for i in range(7)]
+        with e.at_once():
+            answers = [e.submit(f"r{i}", prompt(20, i), 6) for i in range(7)]
         assert all(answer.over.wait(60) for answer in answers)
         e.settle()
     assert max(len(step) for step in e.sink.steps) == 2
@@ -58,12 +60,13 @@ def test_what_exceeds_the_batch_waits_its_turn_and_is_answered(model: Path) -> N
         assert_same_greedy(model, prompt(20, i), greedy_ids(model, prompt(20, i), 6), answer.ids)
 
 
-def test_a_higher_priority_overtakes_those_that_wait(model: Path) -> None:
+def test_a_higher_priority_overtakes_those_that_wait(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(model, max_batch=1) as e:
-        first = e.submit("first", prompt(5), 200)
-        while not first.rows:
-            time.sleep(0.001)
+        gate = Gate(monkeypatch)
+        first = e.submit("first", prompt(5), 20)
+        gate.let(3)
         answers = [first, e.submit("second", prompt(9), 2), e.submit("urgent", prompt(8), 2, priority=5)]
+        gate.open()
         assert all(answer.over.wait(60) for answer in answers)
     order = [row.rid for step in e.sink.steps for row in step if row.seq == 0]
     assert order == ["first", "urgent", "second"]
@@ -71,11 +74,12 @@ def test_a_higher_priority_overtakes_those_that_wait(model: Path) -> None:
 
 def test_running_streams_go_on_while_a_long_prompt_is_prefilled(model: Path) -> None:
     with running(model) as e:
-        stream = e.submit("stream", prompt(5), 60)
+        stream = e.submit("stream", prompt(5), 10_000)
         while len(stream.rows) < 3:
             time.sleep(0.001)
-        e.submit("long", prompt(1500), 1).over.wait(60)
-        stream.over.wait(60)
+        assert e.submit("long", prompt(1500), 1).over.wait(60)
+        e.engine.cancel("stream")
+        assert stream.over.wait(60)
     first_of_long = next(i for i, step in enumerate(e.sink.steps) if any(row.rid == "long" for row in step))
     # 1500 tokens in chunks of 128 are at least 12 rounds, and the stream decodes in each.
     assert sum(any(row.rid == "stream" for row in step) for step in e.sink.steps[:first_of_long]) >= 11
@@ -160,9 +164,13 @@ def test_a_seed_gives_the_same_answer_alone_and_in_company(model: Path) -> None:
     drawn = Sampling(temperature=0.9, top_p=0.95, seed=1234)
     with running(model) as e:
         alone = e.ask("alone", prompt(33), 16, drawn)
-        others = [e.submit(f"o{i}", prompt(20 + i), 40, Sampling(temperature=1.0)) for i in range(3)]
+        others = [e.submit(f"o{i}", prompt(20 + i), 10_000, Sampling(temperature=1.0)) for i in range(3)]
+        while not all(other.rows for other in others):
+            time.sleep(0.001)
         again = e.ask("again", prompt(33), 16, drawn)
         other_seed = e.ask("other", prompt(33), 16, Sampling(temperature=0.9, top_p=0.95, seed=1235))
+        for i in range(3):
+            e.engine.cancel(f"o{i}")
         assert all(answer.over.wait(30) for answer in others)
     assert any(len(step) > 2 for step in e.sink.steps), "nothing was batched"
     assert alone.text == again.text
@@ -258,14 +266,14 @@ def test_stopping_tells_everyone_and_leaves_nothing_running(model: Path) -> None
     assert {answer.error[0] for answer in answers if answer.error} == {Code.SHUTTING_DOWN}
 
 
-def test_the_beat_shows_progress_and_what_runs(model: Path) -> None:
+def test_the_beat_shows_progress_and_what_runs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(model) as e:
+        gate = Gate(monkeypatch)
         before = e.engine.beat().progress
         answer = e.submit("a", prompt(300), 400)
-        until = time.monotonic() + 20
-        while not (beat := e.engine.beat()).running and time.monotonic() < until:
-            time.sleep(0.001)
-        assert beat.running == 1
+        gate.let(2)  # the first is told of before the second
+        assert e.engine.beat().running == 1
+        gate.open()
         assert answer.over.wait(60)
         e.settle()
         assert e.engine.beat().progress - before >= 699

@@ -82,7 +82,8 @@ def test_two_failures_with_a_good_step_between_them_are_forgiven(model: Path, br
 def test_three_failures_in_a_row_end_the_worker(model: Path, breaker: Breaker) -> None:
     with RunningEngine(model, text=ForcedText(), max_batch=1) as e:
         breaker.failures_left = 3
-        answers = [e.submit(f"r{i}", PROMPT, 5) for i in range(5)]
+        with e.at_once():
+            answers = [e.submit(f"r{i}", PROMPT, 5) for i in range(5)]
         assert all(answer.over.wait(20) for answer in answers)
     assert [answer.error and answer.error[0] for answer in answers] == [*[Code.INTERNAL] * 3, *[Code.MODEL_FAILED] * 2]
     assert e.sink.failure is not None

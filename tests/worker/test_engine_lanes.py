@@ -28,6 +28,12 @@ def prompt(length: int, seed: int = 1) -> list[int]:
     return random.Random(seed * 10_000 + length).choices(range(10, 400), k=length)
 
 
+@pytest.fixture(autouse=True)
+def asking_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test is kept waiting, what is asked for again is more than before."""
+    monkeypatch.setattr("worker.appetite.ASK_AGAIN_S", 3600.0)
+
+
 def running(model: Path, **more: object) -> RunningEngine:
     return RunningEngine(model, text=ForcedText(context=8192), **more)  # type: ignore[arg-type]
 
@@ -133,7 +139,8 @@ def test_one_long_row_beside_seven_short_ones_takes_no_more_than_their_sum_and_a
     monkeypatch.setattr(Scheduler, "_round", measured)
     lengths = {4000: 60, **{50 + i: 150 for i in range(7)}}  # the short ones have said much before the long one begins
     with running(model) as e:
-        answers = [e.submit(f"r{length}", prompt(length), tokens) for length, tokens in lengths.items()]
+        with e.at_once():
+            answers = [e.submit(f"r{length}", prompt(length), tokens) for length, tokens in lengths.items()]
         assert all(answer.over.wait(60) for answer in answers)
     assert len(ratios) >= 20
     assert max(ratios) <= 1.4
@@ -191,19 +198,18 @@ def test_a_prompt_nobody_waits_for_costs_at_most_one_more_chunk(model: Path, mon
     assert cached == [0, 512, 1024, 1536, 2048], "each goes on where the one before was stopped"
 
 
-def test_what_does_not_fit_beside_the_others_waits_and_asks_for_more(model: Path) -> None:
+def test_what_does_not_fit_beside_the_others_waits_and_asks_for_more(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim_bytes = 2 * 1280 * PER_TOKEN  # 500 + 500 tokens and some to grow
     with running(model, kv_bytes=claim_bytes + 1) as e:
+        gate = Gate(monkeypatch)
         first = e.submit("first", prompt(500), 500)
-        wait_for(first, 1)
+        gate.let_until(lambda: first.rows)
         second = e.submit("second", prompt(501), 499)
         third = e.submit("third", prompt(502), 498)
-        until = time.monotonic() + 10
-        while not e.sink.wanted:
-            assert time.monotonic() < until
-            time.sleep(0.001)
+        gate.let(2)
         assert e.sink.wanted == [2 * claim_bytes]
         e.engine.grant(Grant(kv_bytes=2 * claim_bytes))
+        gate.open()
         assert all(answer.over.wait(60) for answer in (first, second, third))
     assert max(len(step) for step in e.sink.steps) == 2
     assert [answer.finish for answer in (first, second, third)] == ["length"] * 3

@@ -133,7 +133,7 @@ def test_a_prompt_that_says_one_thing_over_and_over_does_not_hold_up_the_engine(
     for _ in range(3):
         memory = PromptMemory()
         memory.note("r1", ROOT, [*tokens(32), *[5, 8] * (count // 2)], 0, BLOCK)
-        began = time.process_time()
+        began = time.thread_time()
         memory.note("r2", ROOT, [*tokens(32), 2000, *[5] * count], 0, BLOCK)
-        took_s.append(time.process_time() - began)
+        took_s.append(time.thread_time() - began)
     assert min(took_s) < 0.2

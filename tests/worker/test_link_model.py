@@ -200,7 +200,7 @@ async def test_a_deadline_that_passes_ends_the_request_as_such(peers: Peers, gat
 
 
 async def test_requests_beside_each_other_share_a_message_and_all_end(gateway: ScriptedGateway) -> None:
-    rids = {gateway.submit(f"Story {i}", max_tokens=60, sampling=GREEDY) for i in range(4)}
+    rids = {gateway.submit(f"Story {i}", max_tokens=400, sampling=GREEDY) for i in range(4)}
     ended: dict[str, str] = {}
     together = 0
     while set(ended) != rids:
@@ -216,7 +216,7 @@ async def test_the_heartbeat_counts_the_work_and_whom_it_was_for(peers: Peers, g
     before = await idle(supervisor)
     rid = gateway.submit("The story", max_tokens=20, lease="lease-7", sampling=GREEDY)
     await gateway.answer(rid)
-    after = await supervisor.expect(Beat, lambda beat: beat.progress > before.progress and beat.running == 0)
+    after = await supervisor.expect(Beat, lambda beat: beat.progress > before.progress and beat.running == beat.waiting == 0)
     assert after.progress - before.progress >= 20
     assert after.lease_tokens.get("lease-7", 0) >= 20 or "lease-7" not in after.lease_tokens  # forgotten with the lease
 
@@ -253,14 +253,17 @@ async def test_a_stale_cancel_does_not_touch_a_request(gateway: ScriptedGateway)
 
 async def test_a_long_prompt_does_not_hold_up_the_others_on_the_socket(gateway: ScriptedGateway) -> None:
     """Tokenizing happens in a pool and lets go of the interpreter."""
-    long = gateway.submit(Prompt(text="the quick brown fox " * 50_000))  # as much as is tokenized whole
-    began = time.monotonic()
-    short = gateway.submit("Hello", task="count")
-    await gateway.expect(Result, lambda result: result.rid == short)
-    counted_s = time.monotonic() - began
-    problem = await gateway.expect(Problem, lambda problem: problem.rid == long)
-    assert problem.code == "context_length_exceeded"
-    assert counted_s < 0.5 * (time.monotonic() - began)
+    shares: list[float] = []
+    while len(shares) < 5 and min(shares, default=1.0) >= 0.5:  # others may have the cores for a moment
+        long = gateway.submit(Prompt(text="the quick brown fox " * 50_000))  # as much as is tokenized whole
+        began = time.monotonic()
+        short = gateway.submit("Hello", task="count")
+        await gateway.expect(Result, lambda result, short=short: result.rid == short)
+        counted_s = time.monotonic() - began
+        problem = await gateway.expect(Problem, lambda problem, long=long: problem.rid == long)
+        assert problem.code == "context_length_exceeded"
+        shares.append(counted_s / (time.monotonic() - began))
+    assert min(shares) < 0.5
 
 
 async def test_a_new_epoch_ends_what_the_old_one_asked_for(peers: Peers, gateway: ScriptedGateway) -> None:

@@ -169,6 +169,7 @@ async def test_what_it_does_not_understand_it_says_so_and_goes_on(model: Path) -
 
 async def test_it_beats_once_a_second() -> None:
     async with serving(assign_text_worker, TEXT_WORKER) as (supervisor, _):
+        supervisor.unread.clear()  # the next one is told as it comes
         first = await supervisor.expect(Beat)
         began = time.monotonic()
         third = await supervisor.expect(Beat, lambda beat: beat.seq == first.seq + 2)

@@ -1,5 +1,6 @@
 """Volatile headers as a worker's assignment names them, and named anew while the text worker runs."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from supervisor.protocol import Accepted, Assign, Prompt, Result
 from tests.stands.models import tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.scripted_peers import ScriptedGateway, assign_model, serving
 from worker.text import Text
 
@@ -42,10 +44,9 @@ async def test_the_text_worker_counts_without_them_and_hears_of_a_change_at_once
     async with serving(text_worker(SETTINGS), "t.1") as (supervisor, gateway):
         assert await counted(gateway, model) == without
         supervisor.send(text_worker({"volatile_headers": []})(f"ipc://{supervisor.data_socket}"))
-        for _ in range(20):  # another socket: nothing says which message comes first
-            if await counted(gateway, model) == with_header:
-                return
-    raise AssertionError("the change was not heard of")
+        async with asyncio.timeout(patient_s(10)):  # another socket: nothing says which message comes first
+            while await counted(gateway, model) != with_header:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_models_worker_answers_the_prompt_that_the_text_worker_counts(model: Path) -> None:

@@ -80,15 +80,16 @@ def test_each_token_comes_with_the_models_own_probability_whatever_changed_its_c
 
 def test_only_who_asks_is_told_and_neighbours_answer_as_alone(model: Path) -> None:
     with running(model) as e:
-        asked = [submit(e, f"asked{i}", prompt(30 + i), 14, top=2) for i in range(2)]
-        plain = [submit(e, f"plain{i}", prompt(90 + i), 14, top=None) for i in range(2)]
+        with e.at_once():
+            asked = [submit(e, f"asked{i}", prompt(30 + i), 24, top=2) for i in range(2)]
+            plain = [submit(e, f"plain{i}", prompt(90 + i), 24, top=None) for i in range(2)]
         assert all(answer.over.wait(60) for answer in (*asked, *plain))
     assert any(len(step) > 2 for step in e.sink.steps), "nothing was batched"
     for i, answer in enumerate(asked):
         assert_scored(model, [*prompt(30 + i), *answer.ids], entries(answer), 2, 30 + i)
     for i, answer in enumerate(plain):
         assert all(row.logprobs is None for row in answer.rows)
-        assert_same_greedy(model, prompt(90 + i), greedy_ids(model, prompt(90 + i), 14), answer.ids)
+        assert_same_greedy(model, prompt(90 + i), greedy_ids(model, prompt(90 + i), 24), answer.ids)
 
 
 @pytest.mark.parametrize("length", [1, 2, 64, 300])
@@ -145,7 +146,7 @@ def test_the_sum_over_a_continuation_is_its_loglikelihood(model: Path) -> None:
 def test_streams_go_on_while_a_prompt_is_scored_and_a_cancel_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.arrivals.RESTORE_SLICE_S", 0.0)  # one chunk per step, however fast the machine is
     with running(model) as e:
-        stream = e.submit("stream", prompt(5), 400)
+        stream = e.submit("stream", prompt(5), 10_000)
         while len(stream.rows) < 3:
             time.sleep(0.001)
         assert submit(e, "long", prompt(1900), 1, top=1, echo="").over.wait(60)

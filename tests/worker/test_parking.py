@@ -12,6 +12,7 @@ from supervisor.protocol import CacheGrant, Grant, Sampling
 from tests.stands.equality import assert_same_greedy, greedy_ids
 from tests.stands.families import family_model
 from tests.stands.models import tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.sink import GREEDY, Answer, ForcedText, Gate, NumberStream, RunningEngine
 from worker import parking
 from worker.admission import ANSWER_TOKENS, Admission, KvCost
@@ -39,6 +40,12 @@ def prompt(length: int, seed: int = 1) -> list[int]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=8192)
+
+
+@pytest.fixture(autouse=True)
+def asking_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test is kept waiting, what is asked for again is more than before."""
+    monkeypatch.setattr("worker.appetite.ASK_AGAIN_S", 3600.0)
 
 
 def running(model: Path, store: Path | None = None, **more: object) -> RunningEngine:
@@ -270,22 +277,21 @@ def test_the_newest_of_the_least_urgent_goes_first_and_the_last_one_stays(model:
 def test_when_memory_is_critical_even_the_last_one_goes_and_comes_back_when_it_is_over(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parking, "HOLD_S", 0.8)
+    monkeypatch.setattr(parking, "HOLD_S", 3600.0)
+    passed_s, advance = [0.0], parking.Parking.advance
+    monkeypatch.setattr(parking.Parking, "advance", lambda of, now: advance(of, now + passed_s[0]))
     with running(model) as e:
         gate = Gate(monkeypatch)
         only = e.submit("only", prompt(30), 40)
         gate.let(10)
-        gate.open()
         e.engine.trim("critical", 0)
-        until = time.monotonic() + 10
-        while not e.engine.beat().parked:
-            assert time.monotonic() < until
-            time.sleep(0.001)
-        said, began = len(only.rows), time.monotonic()
+        gate.open()
+        wait_until(lambda: e.engine.beat().parked)
+        said = len(only.rows)
         later = e.submit("later", prompt(5), 1)
         assert not later.over.wait(0.25) and len(only.rows) == said and e.engine.beat().kv_bytes == 0
+        passed_s[0] = 3601.0
         assert only.over.wait(30) and later.over.wait(30)
-        assert time.monotonic() - began > 0.3
     assert_same_greedy(model, prompt(30), greedy_ids(model, prompt(30), 40), only.ids)
 
 
@@ -374,8 +380,7 @@ def test_a_grant_that_shrinks_parks_what_does_not_fit(model: Path, monkeypatch: 
     with running(model, kv_bytes=4 * row_bytes) as e:
         gate = Gate(monkeypatch)
         answers = [e.submit(f"r{i}", prompt(30, i), 100) for i in range(4)]
-        gate.let(10)
-        assert len(e.sink.steps[-1]) == 4
+        gate.let_until(lambda: e.sink.steps and len(e.sink.steps[-1]) == 4)
         e.engine.grant(Grant(kv_bytes=2 * row_bytes))
         gate.let(1)
         e.engine.grant(Grant(kv_bytes=2 * row_bytes))  # as a supervisor answers who asks for more
@@ -410,7 +415,8 @@ def test_answers_that_outgrow_what_was_set_aside_for_them_park_the_newest(model:
     monkeypatch.setattr("worker.appetite.ANSWER_S", 0.0)  # nobody lends anything here
     row_bytes = 2 * 512 * PER_TOKEN
     with running(model, kv_bytes=2 * row_bytes + 1) as e:
-        answers = [e.submit(f"r{i}", prompt(150, i), 300) for i in range(2)]
+        with e.at_once():
+            answers = [e.submit(f"r{i}", prompt(150, i), 300) for i in range(2)]
         assert all(answer.over.wait(60) for answer in answers)
         e.settle()
         beat = e.engine.beat()
@@ -548,12 +554,14 @@ def test_whoever_is_alone_is_served_at_once_and_says_what_it_takes(model: Path) 
         assert e.sink.wanted[2] == 2 * 1792 * PER_TOKEN, "it has outgrown what was set aside for it"
 
 
-def test_what_was_lent_goes_back_when_it_was_not_needed_for_a_while(model: Path) -> None:
+def test_what_was_lent_goes_back_when_it_was_not_needed_for_a_while(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim_bytes = 2 * 1280 * PER_TOKEN
     with running(model, kv_bytes=claim_bytes, settings={"kv_loan_s": 0.4}) as e:
+        gate = Gate(monkeypatch)
         answers = [e.submit(f"r{i}", prompt(500, i), 500) for i in range(2)]
-        wait_until(lambda: e.sink.wanted)
+        gate.let_until(lambda: e.sink.wanted)
         e.engine.grant(Grant(kv_bytes=3 * claim_bytes))
+        gate.open()
         assert all(answer.over.wait(60) for answer in answers)
         wait_until(lambda: e.sink.wanted[-1] == claim_bytes)  # no less than what it was given to begin with
         said = list(e.sink.wanted)
@@ -561,9 +569,10 @@ def test_what_was_lent_goes_back_when_it_was_not_needed_for_a_while(model: Path)
         e.engine.grant(Grant(kv_bytes=claim_bytes))
         time.sleep(0.6)
         assert e.sink.wanted == said
-        answers = [e.submit(f"s{i}", prompt(500, i), 500) for i in range(2)]
+        with e.at_once():
+            answers = [e.submit(f"s{i}", prompt(500, i), 500) for i in range(2)]
         wait_until(lambda: len(e.sink.wanted) > len(said))  # it is not used any more until it is lent again
-        assert e.sink.wanted[-1] == 2 * claim_bytes
+        assert e.sink.wanted[len(said)] == 2 * claim_bytes
         assert all(answer.over.wait(60) for answer in answers)
     assert max(len(step) for step in e.sink.steps[-400:]) == 1
 
@@ -581,14 +590,16 @@ def test_an_idle_engine_looks_soon_after_its_last_request_whether_it_needs_what_
     assert said == [100] and 80.0 <= now < 82.0
 
 
-def test_what_was_asked_for_somebody_who_is_gone_is_taken_back(model: Path) -> None:
+def test_what_was_asked_for_somebody_who_is_gone_is_taken_back(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim_bytes = 2 * 1280 * PER_TOKEN
     with running(model, kv_bytes=claim_bytes) as e:
+        gate = Gate(monkeypatch)
         first = e.submit("first", prompt(500, 1), 500)
-        wait_until(lambda: first.ids)
+        gate.let_until(lambda: first.ids)
         second = e.submit("second", prompt(500, 2), 500)
-        wait_until(lambda: e.sink.wanted)
+        gate.let_until(lambda: e.sink.wanted)
         e.engine.cancel("second")
+        gate.open()
         assert second.over.wait(20)
         wait_until(lambda: len(e.sink.wanted) > 1)
         assert e.sink.wanted[1:] == [claim_bytes]
@@ -598,6 +609,15 @@ def test_what_was_asked_for_somebody_who_is_gone_is_taken_back(model: Path) -> N
         e.engine.cancel("alone")
         wait_until(lambda: len(e.sink.wanted) > 3)
         assert e.sink.wanted[2] > claim_bytes and e.sink.wanted[3:] == [claim_bytes], "an idle engine says so as well"
+
+
+def test_a_need_that_stays_is_said_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.appetite.ASK_AGAIN_S", 5.0)
+    said: list[int] = []
+    appetite = Appetite(Admission(KvCost(()), 100, 1000), said.append)  # pyright: ignore[reportArgumentType]
+    for now in (50.0, 54.0, 55.5, 57.0):
+        appetite.ask(300, now)
+    assert said == [300, 300]
 
 
 def test_a_part_of_what_was_asked_for_leaves_the_rest_to_be_taken_back() -> None:
@@ -613,7 +633,7 @@ def test_a_part_of_what_was_asked_for_leaves_the_rest_to_be_taken_back() -> None
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + patient_s(20)
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.005)

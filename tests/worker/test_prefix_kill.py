@@ -11,6 +11,7 @@ from pathlib import Path
 from supervisor.protocol import CacheGrant
 from tests.stands.equality import assert_same_greedy, greedy_ids
 from tests.stands.models import REPO, tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.sink import ForcedText, RunningEngine
 
 PROMPT = random.Random(3).choices(range(10, 400), k=1900)
@@ -23,11 +24,16 @@ from tests.stands.sink import ForcedText, RunningEngine
 cache = CacheGrant(dir=sys.argv[2], hot_bytes=1 << 26, block=16)
 with RunningEngine(Path(sys.argv[1]), cache=cache, text=ForcedText()) as e:
     from worker.lanes import Lane
-    prefill = Lane.prefill
-    Lane.prefill = lambda lane, tokens: (time.sleep(0.25), prefill(lane, tokens))[1]
+    prefill, begun = Lane.prefill, []
+    def hangs(lane, tokens):
+        begun.append(tokens)
+        if len(begun) > 4:  # until it is killed
+            time.sleep(600)
+        return prefill(lane, tokens)
+    Lane.prefill = hangs
     e.submit("a", json.load(sys.stdin), 5)
     print("running", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -41,7 +47,7 @@ def test_a_killed_prefill_is_continued_by_the_successor(tmp_path: Path) -> None:
         victim.stdin.write(json.dumps(PROMPT))
         victim.stdin.close()
         assert victim.stdout.readline() == "running\n"
-        until = time.monotonic() + 30
+        until = time.monotonic() + patient_s(30)
         while len(list(store.rglob("*.safetensors"))) < 40 and time.monotonic() < until:
             time.sleep(0.01)
     finally:

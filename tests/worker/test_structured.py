@@ -190,17 +190,18 @@ def test_four_at_once_some_held_and_some_free_answer_as_each_alone(model: Path, 
         }
         for round_number in range(3):
             matchers = {name: compiled(vocabulary, fmt) for name, fmt in wanted.items()}
-            together = {
-                name: submit(
-                    e,
-                    f"{round_number}-{name}",
-                    prompts[name],
-                    matcher,
-                    max_tokens=60 if matcher is None else 400,
-                    sampling=GREEDY if matcher is None else sampled,
-                )
-                for name, matcher in matchers.items()
-            }
+            with e.at_once():
+                together = {
+                    name: submit(
+                        e,
+                        f"{round_number}-{name}",
+                        prompts[name],
+                        matcher,
+                        max_tokens=60 if matcher is None else 400,
+                        sampling=GREEDY if matcher is None else sampled,
+                    )
+                    for name, matcher in matchers.items()
+                }
             assert all(answer.over.wait(60) for answer in together.values())
             for name, answer in together.items():
                 if wanted[name] is None:
