@@ -276,9 +276,9 @@ class Link:
 
     def _beat(self) -> None:
         if self._service is not None and not self._over.done():
+            self._loop.call_later(BEAT_EVERY_S, self._beat)  # first: one that fails must not be the last
             self._beats += 1
             self._say(self._service.beat(self._beats))
-            self._loop.call_later(BEAT_EVERY_S, self._beat)
 
 
 def _rank(identity: str) -> int:
