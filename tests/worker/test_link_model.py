@@ -137,7 +137,7 @@ async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(gate
 
 @pytest.mark.parametrize("asked", [None, 5000])
 async def test_an_answer_may_be_as_long_as_the_context_leaves_room_for(gateway: ScriptedGateway, asked: int | None) -> None:
-    rid = gateway.submit(Prompt(ids=[[5] * (CONTEXT - 10)]), max_tokens=asked)
+    rid = gateway.submit(Prompt(ids=[[5] * (CONTEXT - 10)]), max_tokens=asked, sampling=GREEDY)
     answer = await gateway.answer(rid)
     assert answer.accepted is not None
     assert (answer.accepted.max_tokens, answer.finish, answer.tokens) == (10, "length", 10)
@@ -195,7 +195,7 @@ async def test_a_deadline_that_passes_ends_the_request_as_such(peers: Peers, gat
     problem = await gateway.expect(Problem, within_s=10)
     assert (problem.rid, problem.code) == (rid, "deadline")
     await idle(peers[0])
-    rid = gateway.submit("The story", max_tokens=3, deadline_ms=20_000)
+    rid = gateway.submit("The story", max_tokens=3, deadline_ms=20_000, sampling=GREEDY)
     assert (await gateway.answer(rid)).finish == "length"
 
 
@@ -300,7 +300,7 @@ async def test_a_format_that_outgrows_its_limits_ends_as_the_senders_error(gatew
     problem = (await gateway.answer(rid)).problem
     assert problem is not None
     assert (problem.code, problem.retryable) == ("bad_schema", False) and "complex" in problem.message
-    assert (await gateway.answer(gateway.submit(Prompt(text="Hello"), max_tokens=2))).finish == "length"
+    assert (await gateway.answer(gateway.submit(Prompt(text="Hello"), max_tokens=2, sampling=GREEDY))).finish == "length"
 
 
 async def test_a_cancel_ends_every_choice(gateway: ScriptedGateway) -> None:
