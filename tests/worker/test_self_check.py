@@ -1,10 +1,18 @@
 """The verdict on a model's speed, on numbers: those of machines that were measured, and edges."""
 
+import time
 from dataclasses import replace
 
 import pytest
 
-from worker.self_check import Facts, Measured, judge
+from worker.blas import load_openblas
+
+load_openblas()
+
+import mlx.core as mx  # noqa: E402
+
+from worker import speed_probe  # noqa: E402
+from worker.self_check import Facts, Measured, judge  # noqa: E402
 
 GB = 10**9
 LAPTOP = Facts(weights="float32", weights_bytes=540_000_000, parameters=135_000_000, on_cpu=True)
@@ -58,3 +66,13 @@ def test_overhead_is_all_that_a_tiny_model_takes() -> None:
 def test_what_was_not_measured_is_not_judged() -> None:
     verdict = judge(LAPTOP, Measured(9 * GB))
     assert (verdict.slow_because, verdict.decode_ratio, verdict.prefill_ratio) == (None, None, None)
+
+
+def test_a_machine_that_is_busy_for_a_moment_is_not_taken_for_a_slow_one() -> None:
+    stalls_s = iter([0.5, 0.5])
+
+    def work() -> mx.array:
+        time.sleep(next(stalls_s, 0.0))
+        return mx.zeros(1)
+
+    assert speed_probe._best(work) < 0.5
