@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 
@@ -48,7 +48,7 @@ class Stand:
             await worker.join_until_welcome()
         return worker
 
-    async def until(self, condition: Callable[[], Awaitable[bool]], within_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], Awaitable[bool]], within_s: float = 60) -> None:
         async with asyncio.timeout(within_s):
             while not await condition():
                 await asyncio.sleep(0.02)
@@ -68,6 +68,15 @@ class Stand:
     async def chat(self, **fields: object) -> tuple[int, dict[str, object]]:
         async with self.http.post("/v1/chat/completions", json={**CHAT, **fields}) as response:
             return response.status, await response.json()
+
+    @asynccontextmanager
+    async def streaming(self, until: bytes, **fields: object) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A chat stream whose client has read that much: what happens from then on happens to an answer that has begun."""
+        async with self.http.post("/v1/chat/completions", json={**CHAT, **fields, "stream": True}) as response:
+            assert response.status == 200, await response.text()
+            await response.content.readuntil(until)
+            await response.content.readuntil(b"\n\n")
+            yield response
 
     async def chat_stream(self, **fields: object) -> list[str]:
         """The payloads of all events, `[DONE]` included."""

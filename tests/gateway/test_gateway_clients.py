@@ -82,9 +82,10 @@ async def test_an_error_in_mid_stream_is_raised(stand: Stand) -> None:
     async def script(worker: ScriptedWorker, submit: Submit) -> None:
         worker.accept(submit)
         worker.row(submit, "Half")
-        await asyncio.sleep(0.1)
+        await has_read.wait()
         worker.problem(submit, "internal", "The engine failed.")
 
+    has_read = asyncio.Event()
     await stand.start(script)
     async with client(stand) as ai:
         stream = await ai.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)  # pyright: ignore
@@ -92,4 +93,6 @@ async def test_an_error_in_mid_stream_is_raised(stand: Stand) -> None:
         with pytest.raises(openai.APIError, match="The engine failed"):
             async for chunk in stream:
                 seen += chunk.choices[0].delta.content or ""
+                if seen:
+                    has_read.set()
         assert seen == "Half"

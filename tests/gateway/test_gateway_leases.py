@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from supervisor.protocol import OK, Abandon, Acquire, Cancel, Problem, Rejected, Release, Submit
-from tests.gateway.stand import CHAT, Stand
+from tests.gateway.stand import CHAT, Stand, payloads
+from tests.stands.patience import patient_s
 from tests.stands.scripted_supervisor import WORKER, slot
 from tests.stands.scripted_worker import ScriptedWorker, hangs, refuses, says
 
@@ -41,7 +42,7 @@ async def test_release_carries_the_outcome_and_the_counts(stand: Stand) -> None:
 async def test_a_client_that_leaves_cancels_its_request(stand: Stand, stream: bool) -> None:
     await stand.start(hangs)
     submit = await leave_mid_answer(stand, stream=stream)
-    (cancel,) = await stand.worker.wait_for(Cancel, timeout_s=2)
+    (cancel,) = await stand.worker.wait_for(Cancel, timeout_s=patient_s(2))
     assert cancel.rid == submit.rid
     assert await stand.supervisor.outcomes() == ["cancelled"]
 
@@ -147,14 +148,11 @@ async def test_other_deaths_are_not_tried_again(stand: Stand, code: str) -> None
 
 
 async def test_after_the_first_text_of_a_stream_a_lost_worker_is_the_clients_to_retry(stand: Stand) -> None:
-    async def dies(worker: ScriptedWorker, submit: Submit) -> None:
-        worker.accept(submit)
-        worker.row(submit, "Once")
-        await asyncio.sleep(0.1)
+    await stand.start(hangs)
+    async with stand.streaming(b"Once") as response:
+        (submit,) = stand.worker.all(Submit)
         stand.supervisor.lose(submit.rid)
-
-    await stand.start(dies)
-    *_, last = await stand.chat_stream()
+        *_, last = payloads(await response.text())
     assert json.loads(last)["error"]["code"] == "worker_lost"
     assert len(stand.supervisor.all(Acquire)) == 1
 

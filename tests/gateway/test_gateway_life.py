@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,10 +28,18 @@ def process(stand: Stand) -> psutil.Process:
     return psutil.Process(stand.supervisor.gateway.pid)
 
 
+def cpu_s_of_its_server() -> float:
+    """To start a Python with an HTTP server in it: the yardstick on a slow machine."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-P", "-c", "import aiohttp.web"], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 async def test_it_starts_cheaply_and_idles_small(stand: Stand) -> None:
     await stand.start()
     used = process(stand).cpu_times()
-    assert used.user + used.system < 0.6
+    assert used.user + used.system < max(0.6, 3 * cpu_s_of_its_server())
     assert process(stand).memory_info().rss < 80e6
 
 
@@ -76,7 +86,7 @@ async def test_an_ordered_end_tells_every_client_first(stand: Stand, how: str) -
     assert status == 503 and body["error"]["code"] == "shutting_down"
     assert len(await stand.worker.wait_for(Cancel, 2)) == 2
     assert stand.supervisor.gateway is not None
-    assert await asyncio.wait_for(stand.supervisor.gateway.wait(), 6) == 0
+    assert await asyncio.wait_for(stand.supervisor.gateway.wait(), 60) == 0
     assert time.monotonic() - began < patient_s(5)
 
 
@@ -88,7 +98,7 @@ async def test_when_the_supervisor_dies_streams_are_cut_not_ended(stand: Stand) 
         with pytest.raises(aiohttp.ClientError):
             await response.read()
     assert stand.supervisor.gateway is not None
-    assert await asyncio.wait_for(stand.supervisor.gateway.wait(), 2) != 0
+    assert await asyncio.wait_for(stand.supervisor.gateway.wait(), 60) != 0
 
 
 async def test_ctrl_c_is_not_for_the_gateway(stand: Stand) -> None:

@@ -159,5 +159,5 @@ async def test_health_is_quick_while_many_streams_run(stand: Stand) -> None:
             assert (await response.json())["status"] == "ok"
         waits.append(time.monotonic() - began)
         await asyncio.sleep(0.02)
-    assert sorted(waits)[5] < patient_s(0.2), waits
+    assert sorted(waits)[5] < patient_s(0.5), waits
     assert all(events[-1] == "[DONE]" for events in await asyncio.gather(*streams))

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from supervisor.protocol import Acquire, Code, Queued, Rejected, Submit, Trace, Traced
-from tests.gateway.stand import CHAT, Stand
+from tests.gateway.stand import CHAT, Stand, payloads
 from tests.gateway.test_gateway_leases import OTHER_WORKER
 from tests.stands.scripted_supervisor import slot
 from tests.stands.scripted_worker import ScriptedWorker, says
@@ -91,13 +91,11 @@ async def test_what_still_runs_when_the_gateway_ends_is_in_the_log_as_well(
         worker.row(submit, "Once")
 
     await stand.start(endless)
-    asking = asyncio.create_task(stand.chat_stream())
-    await stand.worker.wait_for(Submit)
-    await asyncio.sleep(0.1)
-    capfd.readouterr()
-    stand.supervisor.order_stop()
-    assert "shutting_down" in (await asking)[-1]
+    async with stand.streaming(b"Once") as response:
+        capfd.readouterr()
+        stand.supervisor.order_stop()
+        assert "shutting_down" in payloads(await response.text())[-1]
     assert stand.supervisor.gateway is not None
-    await asyncio.wait_for(stand.supervisor.gateway.wait(), 10)
+    await asyncio.wait_for(stand.supervisor.gateway.wait(), 60)
     (line,) = re.findall(r"gateway.request: (.*)", capfd.readouterr().err)
     assert "200 shutting_down model=tiny" in line

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 
 import pytest
 
-from supervisor.protocol import Acquire, Message, Queued, Release, Submit
+from supervisor.protocol import Queued, Release, Submit
 from tests.gateway.stand import CHAT, Stand, payloads
 from tests.stands.scripted_worker import ScriptedWorker, hangs, refuses, says
 
 STREAM = {**CHAT, "stream": True}
+FILLER = b'"delta":{"content":""}'
 
 
 async def test_a_stream_is_role_then_content_then_finish_then_done(stand: Stand) -> None:
@@ -77,8 +79,21 @@ async def test_usage_comes_once_and_only_when_asked_for(stand: Stand) -> None:
 
 
 async def test_continuous_usage_counts_up_in_every_chunk(stand: Stand) -> None:
-    await stand.start(says("a", "b", "c", gap_s=0.02))
-    events = await stand.chat_stream(stream_options={"include_usage": True, "continuous_usage_stats": True})
+    async def script(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.accept(submit)
+        worker.row(submit, "a")
+        await has_read.wait()
+        worker.row(submit, "b")
+        worker.row(submit, "c")
+        worker.row(submit, finish="stop")
+
+    has_read = asyncio.Event()
+    await stand.start(script)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with stand.http.post("/v1/chat/completions", json={**STREAM, "stream_options": options}) as response:
+        begun = (await response.content.readuntil(b'"content":"a"')) + await response.content.readuntil(b"\n\n")
+        has_read.set()
+        events = payloads((begun + await response.read()).decode())
     counts = [json.loads(event)["usage"]["completion_tokens"] for event in events[1:-1]]
     assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == 3
 
@@ -143,59 +158,62 @@ async def test_patience_sends_200_and_a_later_refusal_arrives_in_the_stream(stan
 async def test_patience_covers_the_wait_for_a_load(stand: Stand) -> None:
     await stand.start(settings={"header_patience_s": 0.3, "keepalive_s": 0.2})
     supervisor = stand.supervisor
-
-    def slow(acquire: Acquire) -> Queued:
-        asyncio.get_running_loop().call_later(1.0, lambda: supervisor.send(grant()))
-        return Queued(rid=acquire.rid, position=1, state="loading")
-
-    def grant() -> Message:
+    supervisor.on_acquire = lambda acquire: Queued(rid=acquire.rid, position=1, state="loading")
+    async with stand.streaming(b'"role"') as response:
+        for _ in range(2):
+            assert FILLER in await response.content.readuntil(b"\n\n")
         granted = supervisor.grant(supervisor.all_acquired[-1])
         supervisor.granted.append(granted)
-        return granted
-
-    supervisor.on_acquire = slow  # pyright: ignore[reportAttributeAccessIssue]
-    events = await stand.chat_stream()
+        supervisor.send(granted)
+        events = payloads(await response.text())
     deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
-    assert deltas.count({"content": ""}) >= 2
     assert "".join(delta.get("content", "") for delta in deltas) == "Hello"
 
 
 async def test_silence_is_filled_with_empty_chunks_of_the_same_stream(stand: Stand) -> None:
-    await stand.start(says("a", "b", gap_s=1.1), settings={"keepalive_s": 0.3})
+    async def script(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.accept(submit)
+        worker.row(submit, "a")
+        await has_waited.wait()
+        worker.row(submit, "b")
+        worker.row(submit, finish="stop")
+
+    has_waited = asyncio.Event()
+    await stand.start(script, settings={"keepalive_s": 0.3})
     begun = time.monotonic()
-    chunks = [json.loads(event) for event in (await stand.chat_stream())[:-1]]
+    async with stand.http.post("/v1/chat/completions", json=STREAM) as response:
+        read = (await response.content.readuntil(FILLER)) + await response.content.readuntil(FILLER)
+        has_waited.set()
+        *events, done = payloads((read + await response.read()).decode())
+    chunks = [json.loads(event) for event in events]
     fillers = [chunk for chunk in chunks if chunk["choices"][0]["delta"] == {"content": ""}]
     assert 2 <= len(fillers) <= (time.monotonic() - begun) / 0.3
     assert all(chunk["id"] == chunks[0]["id"] and chunk["model"] == "tiny" for chunk in fillers)
+    assert [content for chunk in chunks if (content := chunk["choices"][0]["delta"].get("content"))] == ["a", "b"]
+    assert done == "[DONE]"
 
 
 async def test_fillers_can_be_turned_off_for_clients_that_stumble_over_them(stand: Stand) -> None:
     await stand.start(says("a", "b", gap_s=0.5), settings={"keepalive_s": 0})
     deltas = [json.loads(event)["choices"][0]["delta"] for event in (await stand.chat_stream())[:-1]]
-    assert {"content": ""} not in deltas and {"content": "b"} in deltas
+    assert {"content": ""} not in deltas and "".join(delta.get("content", "") for delta in deltas) == "ab"
 
 
 async def test_a_busy_stream_gets_no_filler(stand: Stand) -> None:
-    await stand.start(says(*"abcdefgh", gap_s=0.25), settings={"keepalive_s": 1.5})
+    await stand.start(says(*"abcdefghijkl", gap_s=0.25), settings={"keepalive_s": 2.5})
     deltas = [json.loads(event)["choices"][0]["delta"] for event in (await stand.chat_stream())[:-1]]
     assert {"content": ""} not in deltas
 
 
 async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_nothing_else(stand: Stand) -> None:
     await stand.start(hangs)
-
-    async def kill() -> None:
-        (submit,) = await stand.worker.wait_for(Submit)
-        await asyncio.sleep(0.2)
+    async with stand.streaming(b"Once") as response:
+        (submit,) = stand.worker.all(Submit)
         stand.supervisor.lose(submit.rid)
-
-    killing = asyncio.create_task(kill())
-    events = await stand.chat_stream()
-    await killing
+        events = payloads(await response.text())
     error = json.loads(events[-1])["error"]
     assert error["code"] == "worker_lost" and set(error) == {"message", "type", "param", "code"}
-    assert "[DONE]" not in events
-    assert all(json.loads(event)["choices"][0]["finish_reason"] is None for event in events[:-1])
+    assert all(json.loads(event)["choices"][0]["delta"] == {"content": ""} for event in events[:-1]), "at most fillers"
     assert not stand.supervisor.all(Release)  # the lease was void
 
 
@@ -204,11 +222,14 @@ async def test_a_cut_answer_is_never_shown_as_finished(stand: Stand, finish: str
     async def script(worker: ScriptedWorker, submit: Submit) -> None:
         worker.accept(submit)
         worker.row(submit, "Half a")
-        await asyncio.sleep(0.1)
+        await has_read.wait()
         worker.row(submit, finish=finish)
 
+    has_read = asyncio.Event()
     await stand.start(script)
-    events = await stand.chat_stream()
+    async with stand.streaming(b"Half a") as response:
+        has_read.set()
+        events = payloads(await response.text())
     assert "error" in json.loads(events[-1]) and "[DONE]" not in events
     status, body = await stand.chat()
     assert status >= 500 and "choices" not in body
@@ -219,21 +240,30 @@ async def test_rows_that_got_lost_are_an_error_not_a_gap_in_the_text(stand: Stan
     async def script(worker: ScriptedWorker, submit: Submit) -> None:
         worker.accept(submit)
         worker.row(submit, "one ")
-        await asyncio.sleep(0.1)
+        await has_read.wait()
         worker.row(submit, "three", seq=2)
         await worker.cancelled(submit)
         worker.row(submit, finish="cancelled")
 
+    has_read = asyncio.Event()
     await stand.start(script)
-    events = await stand.chat_stream()
+    async with stand.streaming(b"one ") as response:
+        has_read.set()
+        events = payloads(await response.text())
     assert json.loads(events[-1])["error"]["code"] == "internal"
     assert await stand.supervisor.outcomes() == ["internal"]
 
 
 async def test_text_that_arrives_together_is_written_together(stand: Stand) -> None:
-    """Forty sequences' worth of rows must not become forty writes; here one request's rows pile up in one turn."""
-    await stand.start(says(*(f"{number} " for number in range(300))))
-    async with stand.http.post("/v1/chat/completions", json=STREAM) as response:
+    """Forty sequences' worth of rows must not become forty writes; here one request's rows pile up while nobody looks."""
+    await stand.start(hangs)
+    async with stand.streaming(b"Once") as response:
+        (submit,) = stand.worker.all(Submit)
+        stand.supervisor.signal_gateway(signal.SIGSTOP)
+        for number in range(300):
+            stand.worker.row(submit, f"{number} ")
+        stand.worker.row(submit, finish="stop")
+        stand.supervisor.signal_gateway(signal.SIGCONT)
         blocks = [block async for block, _ in response.content.iter_chunks()]
     assert b"299" in b"".join(blocks)
     assert len(blocks) < 150

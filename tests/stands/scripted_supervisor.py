@@ -83,7 +83,7 @@ class ScriptedSupervisor:
         return self._http.getsockname()[1]
 
     async def start_gateway(self) -> None:
-        """Returns once it serves; its predecessor, if any, must be gone."""
+        """Its predecessor, if any, must be gone. Whoever connects before it serves is let wait by the kernel."""
         self._generation += 1
         self.identity = f"g.{self._generation}"
         read_fd, self._lifeline = os.pipe()
@@ -147,7 +147,7 @@ class ScriptedSupervisor:
     def all(self, kind: type[M]) -> list[M]:
         return [message for message in self.received if isinstance(message, kind)]
 
-    async def wait_for(self, kind: type[M], count: int = 1, timeout_s: float = 25.0) -> list[M]:
+    async def wait_for(self, kind: type[M], count: int = 1, timeout_s: float = 60.0) -> list[M]:
         """At least `count` messages of that kind since the start."""
         async with asyncio.timeout(timeout_s):
             while len(found := self.all(kind)) < count:

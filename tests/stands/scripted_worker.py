@@ -55,7 +55,7 @@ class ScriptedWorker:
 
     async def join_until_welcome(self) -> None:
         self.welcomed.clear()
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(60):
             while not self.welcomed.is_set():
                 self.join()
                 try:
@@ -138,7 +138,7 @@ class ScriptedWorker:
     def all(self, kind: type[M]) -> list[M]:
         return [message for message in self.received if isinstance(message, kind)]
 
-    async def wait_for(self, kind: type[M], count: int = 1, timeout_s: float = 25.0) -> list[M]:
+    async def wait_for(self, kind: type[M], count: int = 1, timeout_s: float = 60.0) -> list[M]:
         async with asyncio.timeout(timeout_s):
             while len(found := self.all(kind)) < count:
                 self._arrived.clear()

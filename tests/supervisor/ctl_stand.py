@@ -59,10 +59,11 @@ class ScriptedSupervisor:
         self.calls: list[tuple[str, dict[str, object]]] = []
         self._lock = InstanceLock(run / "omlxd.lock")
         self._control = run / "control.sock"
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._changing = threading.Lock()  # who starts it again is another thread than who ends it
         self._begin()
 
     def _begin(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.bind(endpoint(self._control))
         self._leave = threading.Event()
@@ -71,14 +72,28 @@ class ScriptedSupervisor:
 
     def start_again(self) -> None:
         """In place: the lock is held all the time."""
+        with self._changing:
+            self._end()
+            self._begin()
+
+    def _end(self) -> None:
+        """With its context: only then is it sure that the old socket does not take away the file of the next one."""
         self._leave.set()
-        self._thread.join(5)
+        self._thread.join()
         self._socket.close(0)
-        self._control.unlink(missing_ok=True)
-        self._begin()
+        self._context.term()
 
     def answers(self, verb: str, *steps: Step) -> None:
         self.scripts[verb] = lambda _: iter(steps)
+
+    def answers_and_ends(self, verb: str, *steps: Step, after_s: float) -> None:
+        """It is gone so long after it was asked that."""
+
+        def script(_: dict[str, object]) -> Iterator[Step]:
+            threading.Timer(after_s, self.release).start()
+            return iter(steps)
+
+        self.scripts[verb] = script
 
     def release(self) -> None:
         self._lock.release()
@@ -87,10 +102,8 @@ class ScriptedSupervisor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
-        self._leave.set()
-        self._thread.join(5)
-        self._socket.close(0)
-        self._context.term()
+        with self._changing:
+            self._end()
 
     def _serve(self) -> None:
         while not self._leave.is_set():

@@ -42,7 +42,7 @@ class Watched:
             **{"hello_s": 60.0, "beat_lost_s": 60.0, **limits},
         )
 
-    async def until(self, condition, within_s: float = 15) -> None:
+    async def until(self, condition, within_s: float = 60) -> None:
         async with asyncio.timeout(within_s):
             while not condition():
                 await asyncio.sleep(0.01)

@@ -33,7 +33,7 @@ def stuck() -> Iterator["subprocess.Popen[bytes]"]:
 def test_a_process_of_a_former_server_that_ignores_its_end_is_killed(tmp_path: Path, stuck) -> None:
     Census(tmp_path / "c.json").born(stuck.pid)
     assert end_survivors(tmp_path / "c.json", going_s=0.2) == [stuck.pid]
-    assert stuck.wait(5) == -9
+    assert stuck.wait(60) == -9
     assert not (tmp_path / "c.json").exists()
 
 
@@ -41,7 +41,7 @@ def test_one_that_goes_by_itself_is_given_the_time(tmp_path: Path) -> None:
     leaving = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(0.5)"])
     Census(tmp_path / "c.json").born(leaving.pid)
     assert end_survivors(tmp_path / "c.json", going_s=10) == []
-    assert leaving.wait(5) == 0
+    assert leaving.wait(60) == 0
 
 
 def test_a_stranger_with_the_pid_of_a_former_child_is_left_alone(tmp_path: Path, stuck) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def with_json() -> list[list[str]]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [name for name in os.environ if name.startswith("OMLX_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("OMLX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("OMLX_RUN_DIR", str(tmp_path / "run"))
     return tmp_path

@@ -1,6 +1,7 @@
 """One real child process: lifeline, output, signals, exit, and nothing left over."""
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -17,6 +18,9 @@ import pytest
 from supervisor.census import Census
 from supervisor.logs import LogBook
 from supervisor.process import Child, Exit
+
+LIMIT_S = 60.0
+"""Of what happens at once."""
 
 
 class Nursery:
@@ -39,12 +43,12 @@ class Nursery:
         self.ended.set()
 
     async def end(self) -> Exit:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(LIMIT_S):
             await self.ended.wait()
         return self.exits[0]
 
     async def said(self, line: str) -> None:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(LIMIT_S):
             while line not in self.book.tail(100):
                 await asyncio.sleep(0.01)
 
@@ -105,7 +109,7 @@ async def test_kill_takes_the_descendants_too(nursery: Nursery) -> None:
         "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)']);"
         "print(p.pid, flush=True); time.sleep(60)"
     )
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(LIMIT_S):
         while not nursery.book.tail(1):
             await asyncio.sleep(0.01)
     grandchild = psutil.Process(int(nursery.book.tail(1)[0]))
@@ -116,7 +120,7 @@ async def test_kill_takes_the_descendants_too(nursery: Nursery) -> None:
 
 def gone(process: psutil.Process) -> bool:
     try:
-        process.wait(5)
+        process.wait(LIMIT_S)
     except psutil.TimeoutExpired:
         return process.status() == psutil.STATUS_ZOMBIE
     return True
@@ -186,25 +190,31 @@ async def test_fifty_children_leave_neither_descriptors_nor_threads_nor_zombies(
 
     await one()
     process = psutil.Process()
+    gc.collect()  # what earlier tests have forgotten is closed now, not while it is counted
     before, threads = process.num_fds(), threading.active_count()
     for _ in range(5):
         nursery.exits.clear()
         children = [nursery.start("pass") for _ in range(10)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             while len(nursery.exits) < len(children):
                 await asyncio.sleep(0.01)
-    assert process.num_fds() == before
-    assert threading.active_count() <= threads + 1
+    assert process.num_fds() <= before
+    async with asyncio.timeout(LIMIT_S):
+        while threading.active_count() > threads + 1:  # one that has told of its child's end is not gone at once
+            await asyncio.sleep(0.01)
     assert not [c for c in process.children() if c.status() == psutil.STATUS_ZOMBIE]
 
 
 async def test_a_process_that_cannot_be_had_is_an_os_error_and_costs_nothing(nursery: Nursery, monkeypatch) -> None:
     process = psutil.Process()
-    before = process.num_fds()
+    gc.collect()
+    before, children = process.num_fds(), process.children()
     with pytest.raises(OSError):
         Child(nursery.book, nursery.census, nursery._exited, command=lambda lifeline: ["/does/not/exist"])
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before, limits[1]))
+    free = os.dup(0)  # the lowest number that is free: there may be gaps
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
     try:
         with pytest.raises(OSError):
             nursery.start("pass")
@@ -217,8 +227,8 @@ async def test_a_process_that_cannot_be_had_is_an_os_error_and_costs_nothing(nur
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(OSError):
         nursery.start("import time; time.sleep(60)")
-    assert process.num_fds() == before
-    assert not process.children()
+    assert process.num_fds() <= before
+    assert process.children() == children
     assert not nursery.exits
 
 

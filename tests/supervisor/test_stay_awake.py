@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,7 @@ SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
 class Shell:
     census: Census
     log: LogBook
-    loaded: Loaded = field(default_factory=lambda: load({}))
+    loaded: Loaded
 
     def book(self, name: str) -> LogBook:
         return self.log
@@ -31,19 +31,19 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    return Shell(Census(tmp_path / "children.json"), LogBook("omlxd", tmp_path))
+    return Shell(Census(tmp_path / "children.json"), LogBook("omlxd", tmp_path), load({}, {}, tmp_path))
 
 
 async def ended(awake: StayAwake) -> bool:
     """Whether it has learnt that its program is gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while awake.pid is not None and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
     return awake.pid is None
 
 
 async def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     return not psutil.pid_exists(pid)
@@ -93,7 +93,7 @@ async def test_nothing_is_held_where_there_is_nothing_for_it_or_the_settings_do_
     missing = StayAwake(shell, ("/nowhere/caffeinate",))
     missing.demand(1)
     assert missing.pid is None
-    shell.loaded = load({"OMLX_STAY_AWAKE": "false"})
+    shell.loaded = load({"OMLX_STAY_AWAKE": "false"}, {}, shell.loaded.home)
     unwanted = StayAwake(shell, SLEEPS)
     unwanted.demand(1)
     assert unwanted.pid is None
