@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 
 LOOKERS_S = 1.0
-"""Whoever asks whether a server runs holds the lock, shared, for microseconds."""
+LOOKERS_TRIES = 200
+"""Whoever asks whether a server runs holds the lock, shared, for microseconds. At least so many tries: where this process
+starves, a second may pass between two of them.
+"""
 
 
 class AlreadyRunning(Exception):
@@ -28,9 +31,10 @@ class InstanceLock:
                 return
             os.close(inherited)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + LOOKERS_S
+        deadline, tries = time.monotonic() + LOOKERS_S, 0
         while not _locked(self._fd, fcntl.LOCK_EX):
-            if not _locked(self._fd, fcntl.LOCK_SH) or time.monotonic() > deadline:
+            tries += 1
+            if not _locked(self._fd, fcntl.LOCK_SH) or (tries >= LOOKERS_TRIES and time.monotonic() > deadline):
                 pid = _pid_in(self._fd)
                 os.close(self._fd)
                 raise AlreadyRunning(pid)
