@@ -84,8 +84,9 @@ class GatewayLink:
         self._ask_in()
 
     def close(self, linger_ms: int) -> None:
+        """What was said last gets so long to arrive; asking to be let in, where nobody does so, is not waited for."""
         self._stop_asking()
-        self._wire.close(linger_ms)
+        self._wire.close(linger_ms if self.joined else 0)
 
     def _ask_in(self) -> None:
         self._stop_asking()
