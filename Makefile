@@ -5,6 +5,8 @@ EXTRA := dev
 STAMP := .venv/.installed
 DEMO_STAMP := .venv/.demo-model
 
+PACKAGES := supervisor gateway worker cachestore
+
 CLIENTS := .venv/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
 
@@ -58,8 +60,10 @@ bench: venv $(DEMO_STAMP) openblas
 	@missed=; for one in $(BENCHES); do $(PY) -u -m benchmarks.$$one || missed="$$missed $$one"; done; \
 	  test -z "$$missed" || { echo "gates missed in:$$missed"; exit 1; }
 
-# The real models are imported once and kept in .venv, so that no test has to wait for it.
+# The real models are imported once and kept in .venv, so that no test has to wait for it. The code is compiled once, as pip
+# does when it installs omlxd: where PYTHONDONTWRITEBYTECODE is set, each of some thousand processes would do it for itself.
 test: venv $(DEMO_STAMP) openblas
+	$(PY) -m compileall -q --invalidation-mode checked-hash $(PACKAGES) tests/stands
 	@PYTHONPATH=. $(PY) -m tests.stands.models
 	$(PY) -m pytest tests
 
