@@ -127,7 +127,7 @@ class Day:
             if (process.told_to_stop or process.dying) and going not in self._going:
                 self._going.add(going)
                 self._leave(model, process)
-        for lease in self.world.leases.keys() - self._held:
+        for lease in [lease for lease in self.world.leases if lease not in self._held]:  # in their order: a seed is one day
             self._held.add(lease)
             self._after(self.random.expovariate(1 / 15.0), lambda lease=lease: self._release(lease))
 
