@@ -27,8 +27,6 @@ NAME = "agent"
 HEADER = "x-anthropic-billing-header:"
 TOOLS = ("read_file", "grep", "run_tests", "edit_file", "list_dir")
 ANSWER_TOKENS = 8
-BEAT_S = 1.3
-"""A worker says once a second what its cache did."""
 
 Message = dict[str, object]
 
@@ -128,8 +126,9 @@ def happening(server: Server, result: Replay, number: int, turns: int) -> str:
 
 
 def count_tiers(server: Server, result: Replay) -> None:
-    """Adds what the present worker has restored so far; call once per worker's life."""
-    time.sleep(BEAT_S)
+    """Adds what the present worker has restored so far, as its heartbeats tell it; call once per worker's life."""
+    told = server.model(NAME)["beat"]["seq"]
+    server.wait_for(lambda: server.model(NAME)["beat"]["seq"] >= told + 2, 5, "a heartbeat from after the last answer")
     counters = server.model(NAME)["beat"]["cache"]
     result.hot_tokens += counters["hot_tokens"]
     result.cold_tokens += counters["cold_tokens"]

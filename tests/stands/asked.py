@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from tests.stands.patience import patient_s
 from tests.stands.server import Server
 
 
@@ -25,7 +26,7 @@ class Asked:
         self.status = 0
         self.ended_at = 0.0
         body = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "stream": True, **fields}
-        self._link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self._link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=patient_s(60))
         self._link.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -34,7 +35,7 @@ class Asked:
         return not self._thread.is_alive()
 
     def wait(self) -> Asked:
-        self._thread.join(60)
+        self._thread.join(patient_s(60))
         assert self.is_over()
         return self
 
@@ -56,7 +57,7 @@ class Asked:
             for line in response:
                 if line.startswith(b"data: {"):
                     self._take(json.loads(line[6:]))
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, http.client.HTTPException):
             pass  # we have hung up
         self.ended_at = time.monotonic()
 

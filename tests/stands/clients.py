@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tests.stands.patience import patient_s
 from tests.stands.server import Server
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ def stream(server: Server, model: str, max_tokens: int, into: Streamed | None = 
         "stream_options": USAGE,
     }
     body["messages"] = [{"role": "user", "content": "Tell me a long story."}]
-    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=patient_s(60))
     try:
         link.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = link.getresponse()

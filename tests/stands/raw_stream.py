@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
+from tests.stands.patience import patient_s
 from tests.stands.server import Server
 
 
@@ -13,7 +14,7 @@ class Stream:
         body = json.dumps(
             {"model": model, "messages": [{"role": "user", "content": content}], "stream": True, "temperature": 0, **fields}
         ).encode()
-        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=patient_s(60))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         self.socket.sendall(head + body)
         self.file = self.socket.makefile("rb")

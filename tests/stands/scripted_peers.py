@@ -39,6 +39,7 @@ from supervisor.protocol import (
     decode,
     encode,
 )
+from tests.stands.patience import patient_s
 
 PATIENCE_S = 30.0
 M = TypeVar("M", bound=Message)
@@ -74,7 +75,7 @@ class Router:
 
     async def expect(self, kind: type[M], where: Callable[[M], bool] = lambda _: True, within_s: float = PATIENCE_S) -> M:
         """The first unread message of that kind; what came before it counts as read."""
-        until = time.monotonic() + within_s
+        until = time.monotonic() + patient_s(within_s)
         while True:
             for at, message in enumerate(self.unread):
                 if isinstance(message, kind) and where(message):
@@ -119,7 +120,7 @@ class ScriptedGateway(Router):
     async def answer(self, rid: str) -> Answer:
         """Everything up to the last row or the problem; messages for other requests stay unread."""
         answer = Answer()
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + patient_s(PATIENCE_S)
         while answer.finish is None and answer.problem is None:
             for message in list(self.unread):
                 if answer.take(rid, message):
@@ -200,7 +201,7 @@ class ScriptedSupervisor(Router):
 
     async def exit_code(self, within_s: float = 10.0) -> int:
         assert self.process is not None
-        until = time.monotonic() + within_s
+        until = time.monotonic() + patient_s(within_s)
         while (code := self.process.poll()) is None:
             assert time.monotonic() < until, f"the worker did not exit within {within_s} s"
             await asyncio.sleep(0.01)

@@ -42,6 +42,7 @@ from supervisor.protocol import (
     encode,
     plain,
 )
+from tests.stands.patience import patient_s
 
 M = TypeVar("M", bound=Message)
 NONCE = "n0nce"
@@ -149,7 +150,7 @@ class ScriptedSupervisor:
 
     async def wait_for(self, kind: type[M], count: int = 1, timeout_s: float = 60.0) -> list[M]:
         """At least `count` messages of that kind since the start."""
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(patient_s(timeout_s)):
             while len(found := self.all(kind)) < count:
                 self._arrived.clear()
                 await self._arrived.wait()

@@ -60,13 +60,13 @@ class Server:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=patient_s(30))
 
     def kill(self) -> None:
         """The supervisor dies as if the machine had shot it."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=patient_s(10))
 
     def env(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("OMLX_")}
@@ -82,7 +82,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def ctl(self, *args: str, timeout_s: float = 60, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([*OMLXCTL, *args], env=self.env(), capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run([*OMLXCTL, *args], env=self.env(), capture_output=True, text=True, timeout=patient_s(timeout_s))
         if check and done.returncode != 0:
             raise AssertionError(f"omlxctl {' '.join(args)} ended with {done.returncode}: {done.stderr}\n{self.said()}")
         return done
@@ -98,7 +98,7 @@ class Server:
                 try:
                     return client.call("status")
                 except NoAnswer:  # after 5 s, which a busy machine may take
-                    if time.monotonic() - began_at > ANSWER_S:
+                    if time.monotonic() - began_at > patient_s(ANSWER_S):
                         raise
 
     def model(self, name: str) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def misses(server: Server) -> int:
 @pytest.mark.parametrize("harm", [flip, truncate, empty, swap, delete, directory, forbid])
 def test_a_damaged_block_costs_its_tokens_and_nothing_else(server: Server, harm: Callable[[list[Path]], None]) -> None:
     salt = harm.__name__
+    server.ctl("unload", "tiny")  # so that nothing is being written any more
     server.ctl("cache", "clear", "--yes")
     cold = server.chat("tiny", "hello", system=SYSTEM, max_tokens=12, cache_salt=salt)
     assert cold.cached_tokens == 0

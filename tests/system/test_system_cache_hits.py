@@ -99,9 +99,13 @@ def test_a_miss_is_explained_by_its_request_id(server: Server) -> None:
     said = server.ctl("cache", "explain", missed.headers["x-request-id"]).stdout
     assert f"{missed.cached_tokens} from the cache" in said
     assert "Monday" in said and "Sunday" in said and "agree again" in said
-    server.wait_for(lambda: "cache miss: " in server.ctl("logs", "tiny").stdout, 5, "the miss is logged")
-    logged = next(line for line in server.ctl("logs", "tiny").stdout.splitlines() if missed.headers["x-request-id"] in line)
-    assert "at token" in logged and "Sunday" not in logged, "no text of prompts belongs into a log"
+
+    def lines() -> list[str]:
+        return [line for line in server.ctl("logs", "tiny").stdout.splitlines() if missed.headers["x-request-id"] in line]
+
+    server.wait_for(lines, 5, "the miss is logged")
+    logged = lines()[0]
+    assert "cache miss: " in logged and "at token" in logged and "Sunday" not in logged, "no text of prompts belongs into a log"
 
 
 def test_a_request_that_nobody_remembers_is_said_so(server: Server) -> None:

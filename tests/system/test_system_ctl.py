@@ -13,6 +13,7 @@ import pytest
 
 from supervisor import ctl
 from tests.stands.models import smollm2_dir, tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.server import OMLXCTL, Server, home_with, running
 
 DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "demo.py"
@@ -100,13 +101,14 @@ def test_logs_are_printed_and_followed(small: Server) -> None:
         assert follower.stdout is not None and small.process is not None
         (small.home / "settings.json").write_text("{")
         with ThreadPoolExecutor(1) as pool:
-            line = pool.submit(follower.stdout.readline)
+            out = follower.stdout
+            line = pool.submit(lambda: next((line for line in out if "settings" in line), None))
             while not line.done():  # it may not follow yet
                 small.process.send_signal(signal.SIGHUP)
                 time.sleep(0.2)
-        assert "settings" in line.result()
+        assert line.result(), "the log ended"
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(10) == 130
+        assert follower.wait(patient_s(10)) == 130
     finally:
         follower.kill()
 
@@ -184,7 +186,7 @@ def test_stop_returns_when_every_process_is_gone(small: Server) -> None:
     family = small.family()
     assert len(family) >= 4
     small.ctl("stop")
-    small.process.wait(5)
+    small.process.wait(patient_s(5))
     assert [p for p in family if p.is_running() and p.status() != "zombie"] == []
     assert small.ctl("status", check=False).returncode == 3
     assert small.ctl("logs", "omlxd").stdout.strip()

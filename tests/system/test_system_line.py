@@ -34,6 +34,10 @@ def beat(server: Server) -> Mapping[str, int]:
     return server.model("slow")["beat"]
 
 
+def log(server: Server) -> str:
+    return (server.home / "logs" / "slow.log").read_text()
+
+
 def until_idle(server: Server) -> None:
     server.wait_for(lambda: server.model("slow")["leases"] == 0, 20, "nobody is served any more")
 
@@ -52,15 +56,16 @@ def test_a_batch_row_makes_way_for_an_urgent_request_and_goes_on_with_the_same_t
     assert (after["parks"] - before["parks"], after["resumes"] - before["resumes"], after["parked"]) == (1, 1, 0)
     assert (batch.finish, batch.error) == ("length", None)
     assert_same_greedy(slow, PROMPT, alone.text, batch.text)
-    assert "is parked at token" in (server.home / "logs" / "slow.log").read_text()
+    assert "is parked at token" in log(server)
 
 
 def test_a_request_that_is_not_urgent_waits_its_turn(server: Server) -> None:
     before = beat(server)["parks"]
-    first = Asked(server, "slow", PROMPT, 60)
+    first = Asked(server, "slow", PROMPT, 200)
     until_it_runs(server, first)
-    urgent = Asked(server, "slow", SHORT, 2, priority="interactive").wait()
-    assert first.is_over() and first.ended_at <= urgent.ended_at
+    assert Asked(server, "slow", SHORT, 2, priority="interactive").wait().finish == "length"
+    by_then = first.pieces  # two threads read: which of them sees its end first is nobody's promise
+    assert by_then > first.wait().pieces / 2 and first.finish == "length"
     until_idle(server)
     assert beat(server)["parks"] == before
 
@@ -71,7 +76,7 @@ def test_a_deadline_counts_while_a_request_waits(server: Server) -> None:
     began = time.monotonic()
     refused = server.post("/v1/completions", {"model": "slow", "prompt": SHORT, "max_tokens": 2, "deadline_s": 0.5})
     streamed = Asked(server, "slow", SHORT, 2, deadline_s=0.5).wait()
-    assert time.monotonic() - began < 8 and not first.is_over()
+    assert time.monotonic() - began < patient_s(8) and not first.is_over()
     assert (refused.status, refused.error["code"]) == (504, "deadline")
     assert streamed.error is not None and streamed.error["code"] == "deadline"
     first.hang_up()
@@ -79,12 +84,13 @@ def test_a_deadline_counts_while_a_request_waits(server: Server) -> None:
 
 
 def test_a_deadline_counts_while_an_answer_is_put_aside(server: Server) -> None:
+    parks = log(server).count("is parked at token")
     batch = Asked(server, "slow", PROMPT, 5000, priority="batch", deadline_s=6)
     until_it_runs(server, batch)
     urgent = Asked(server, "slow", SHORT, 5000, priority="interactive")
     until_it_runs(server, urgent)
-    server.wait_for(lambda: beat(server)["parked"] == 1, 5, "it is put aside")
     batch.wait()
+    assert log(server).count("is parked at token") == parks + 1, "it was put aside"
     assert not urgent.is_over()
     assert batch.status == 200 and batch.error is not None and batch.error["code"] == "deadline"
     urgent.hang_up()

@@ -1,6 +1,7 @@
 """Several models under one budget, from outside: who runs is never cut, who waits is served, and nothing is left behind."""
 
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -9,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ import pytest
 
 from supervisor.client import ControlClient
 from tests.stands.clients import Streamed, at_once, stream
+from tests.stands.patience import LEAST, patient_s
 from tests.stands.server import Server, running
 
 MIB = 2**20
@@ -98,30 +101,40 @@ def test_two_models_share_a_budget_for_one_and_nobody_is_cut(slow: Path) -> None
 def test_overlapping_traffic_on_one_model_keeps_another_waiting_no_longer_than_its_longest_request(slow: Path) -> None:
     longest_s, over = [0.0], threading.Event()
 
-    def traffic() -> None:
-        while not over.is_set():
-            begun = time.monotonic()
-            assert server.chat("a", "Tell me a long story.", max_tokens=30).status == 200
-            longest_s.append(time.monotonic() - begun)
+    def answered(got: Streamed) -> None:
+        begun = time.monotonic()
+        stream(server, "a", 80, got)
+        longest_s.append(time.monotonic() - begun)
+        assert got.done
 
-    with running({"a": slow, "b": slow}, FOR_ONE) as server:
+    def traffic(pool: ThreadPoolExecutor) -> None:
+        """The next one begins in the middle of each: there is always one."""
+        asked: list[Future[None]] = []
+        while not over.is_set():
+            got = Streamed()
+            asked.append(pool.submit(answered, got))
+            server.wait_for(lambda got=got, last=asked[-1]: got.tokens >= 40 or last.done(), 60, "half of an answer")
+            assert got.tokens, asked[-1].exception()
+        for each in asked:
+            each.result()
+
+    with running({"a": slow, "b": slow}, FOR_ONE) as server, ThreadPoolExecutor(8) as pool:
         server.ctl("load", "a")
-        crowd = [threading.Thread(target=traffic) for _ in range(3)]
-        for number, one in enumerate(crowd):
-            one.start()
-            time.sleep(0.1 * number)
-        asked_at = time.time()
-        answer = server.chat("b", "hello", max_tokens=1)
+        crowd = pool.submit(traffic, pool)
+        try:
+            server.wait_for(lambda: server.model("a")["leases"] == 2, 30, "one overlaps the other")
+            asked_at = time.time()
+            answer = server.chat("b", "hello", max_tokens=1)
+        finally:
+            over.set()
         waited_s = time.time() - asked_at
-        over.set()
-        for one in crowd:
-            one.join()
+        crowd.result()
         stopping, ready = (moment(server, *what, since=asked_at) for what in (("a", "stopping"), ("b", "ready")))
-    assert answer.status == 200 and len(longest_s) > 3
+    assert answer.status == 200 and len(longest_s) > 2
     timers = FOR_ONE["timers"]
     bound_s = max(timers["fair_wait_s"], timers["min_resident_s"]) + max(longest_s)
-    assert timers["fair_wait_s"] <= stopping - asked_at <= bound_s + SLACK_S, "it has to be the rule that made room"
-    assert waited_s <= bound_s + (ready - stopping) + SLACK_S
+    assert timers["fair_wait_s"] <= stopping - asked_at <= bound_s + patient_s(SLACK_S), "it has to be the rule that made room"
+    assert waited_s <= bound_s + (ready - stopping) + patient_s(SLACK_S)
 
 
 def moment(server: Server, model: str, state: str, since: float) -> float:
@@ -143,10 +156,10 @@ def test_ten_first_requests_at_once_start_one_worker(small: Server) -> None:
 def test_cycles_of_load_and_unload_leave_nothing_behind(small: Server) -> None:
     own = [psutil.Process(small.status()["pid"]), psutil.Process(small.pid_of("gateway"))]
 
-    def taken() -> tuple[int, int]:
-        return sum(p.memory_full_info().pss for p in own), sum(p.num_fds() for p in own)
+    def files() -> int:
+        return sum(process.num_fds() for process in own)
 
-    settled = (0, 0)
+    settled_bytes = settled_files = 0
     for cycle in range(1, CYCLES + 1):
         small.ctl("load", "tiny")
         assert small.chat("tiny", f"cycle {cycle}", max_tokens=2).status == 200
@@ -157,17 +170,22 @@ def test_cycles_of_load_and_unload_leave_nothing_behind(small: Server) -> None:
         assert small.status()["charged_bytes"] == 0 and not workers(small)
         assert not [p for p in small.family() if p.status() == psutil.STATUS_ZOMBIE]
         if cycle == SETTLED:
-            settled = taken()
-    memory_bytes, files = taken()
-    assert memory_bytes - settled[0] <= 8 * MIB
-    assert files <= settled[1]
+            settled_bytes, settled_files = sum(map(anonymous_bytes, own)), files()
+    assert sum(map(anonymous_bytes, own)) - settled_bytes <= 8 * MIB
+    small.wait_for(lambda: files() <= settled_files, 5, "no file stays open")
+
+
+def anonymous_bytes(process: psutil.Process) -> int:
+    """What is its alone: how much of a library counts depends on who else on this machine maps it."""
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Anonymous:"))
 
 
 ATTEMPTS = 4
 
 
 def test_the_unload_of_one_model_does_not_hold_up_the_stream_of_another(slow: Path, tiny: Path) -> None:
-    """Judged only where the stream ran evenly before: other things that this machine does are not the unload's fault."""
+    """Judged by the stream's longest gap at another time: what else this machine does is not the unload's fault."""
     seen: list[tuple[float, float]] = []
     with (
         running({"a": tiny, "b": slow}) as server,
@@ -176,12 +194,12 @@ def test_the_unload_of_one_model_does_not_hold_up_the_stream_of_another(slow: Pa
         control.call("load", {"model": "b"}, timeout_s=60)
         for _ in range(ATTEMPTS):
             control.call("load", {"model": "a"}, timeout_s=60)
-            before, during = gaps_around(server, lambda: control.call("unload", {"model": "a"}, timeout_s=60))
-            middle = statistics.median(before + during)
-            seen.append((max(before) / middle, max(during) / middle))
-            if seen[-1][1] <= LONGEST_GAP:
+            without, during = gaps_around(server, lambda: control.call("unload", {"model": "a"}, timeout_s=60))
+            middle = statistics.median(without + during)
+            seen.append((max(without) / middle, max(during) / middle))
+            if seen[-1][1] <= max(LONGEST_GAP, seen[-1][0]):
                 return
-    if all(quiet > LONGEST_GAP for quiet, _ in seen):
+    if patient_s(1) > 2 * LEAST:
         pytest.skip(f"this machine is too busy: the longest gap by the median one, without and with an unload: {seen}")
     raise AssertionError(f"the longest gap by the median one, without and with an unload: {seen}")
 
@@ -190,15 +208,18 @@ LONGEST_GAP = 5
 
 
 def gaps_around(server: Server, happens: Callable[[], object]) -> tuple[list[float], list[float]]:
-    """The gaps of a stream of b before something happens, and from then on."""
+    """The gaps of a stream of b while something does not happen, and while it does."""
     got = Streamed()
-    streaming = threading.Thread(target=stream, args=(server, "b", 200, got))
+    streaming = threading.Thread(target=stream, args=(server, "b", 300, got))
     streaming.start()
     server.wait_for(lambda: len(got.arrivals) > 60, 60, "the stream runs")
     begun = time.monotonic()
     happens()
+    ended = time.monotonic()
     assert not got.done, "the stream has to outlast what happens"
     streaming.join()
-    assert (got.done, got.error, got.tokens) == (True, None, 200)
-    ends = list(zip(got.arrivals[1:], got.gaps_s, strict=True))
-    return [gap for end, gap in ends if end < begun], [gap for end, gap in ends if end >= begun]
+    assert (got.done, got.error, got.tokens) == (True, None, 300)
+    without, during = list[float](), list[float]()
+    for (start, end), gap in zip(itertools.pairwise(got.arrivals), got.gaps_s, strict=True):
+        (during if start < ended and end > begun else without).append(gap)
+    return without, during

@@ -75,10 +75,10 @@ def test_while_memory_is_short_a_running_answer_is_put_aside_and_ends_as_if_alon
     model = tiny_model(tmp_path / "tiny", num_hidden_layers=12, max_position_embeddings=8192)
     prompt = [21] * 100
     with running({"tiny": model}) as server:
-        alone = Asked(server, "tiny", prompt, 500).wait()
+        alone = Asked(server, "tiny", prompt, 1000).wait()
         first = Asked(server, "tiny", [20] * 100, 5000)
         until_it_runs(server, first)
-        second = Asked(server, "tiny", prompt, 500)
+        second = Asked(server, "tiny", prompt, 1000)  # enough for a look at the memory to find it running
         until_it_runs(server, second)
         short = {"soft_threshold": 0.01, "hard_threshold": 0.01, "critical_threshold": 1}
         (server.home / "settings.json").write_text(json.dumps({"memory": short}))

@@ -42,7 +42,7 @@ def test_the_numbers_move_with_what_a_model_does(tiny: Path) -> None:
         assert after["omlxd_request_seconds_bucket", "tiny", "+Inf"] == 2
 
         server.ctl("unload", "tiny")
-        assert scrape(server)["omlxd_model_state", "tiny", "idle"] == 1
+        server.wait_for(lambda: scrape(server)["omlxd_model_state", "tiny", "idle"] == 1, 5, "the gateway hears of it")
         assert scrape(server)["omlxd_prompt_tokens_total", "tiny"] == 2 * asked, "the gateway's counters outlive a worker"
 
 

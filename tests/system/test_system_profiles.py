@@ -100,6 +100,7 @@ def test_a_model_gets_the_same_settings_however_it_is_loaded(tiny: Path, tmp_pat
         seen: dict[str, tuple[dict[str, object], dict[str, object], dict[str, object]]] = {}
         for way, load in ways.items():
             load()
+            server.wait_for(lambda: server.model("tiny")["leases"] == 0, 5, "nothing is held any more")
             assert server.model("tiny")["state"] == "ready", way
             told = {key: value for key, value in server.model("tiny").items() if key not in CHANGING}
             shown = json.loads(server.ctl("models", "show", "tiny", "--json").stdout)

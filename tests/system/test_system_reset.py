@@ -14,7 +14,7 @@ import pytest
 from tests.stands.models import tiny_model
 from tests.stands.server import Server, running
 
-PROMPT = [20 + i % 300 for i in range(6000)]
+PROMPT = [20 + i % 300 for i in range(8000)]
 REPEATS = 5
 CHUNK_TOKENS = 256
 

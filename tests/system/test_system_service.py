@@ -146,6 +146,7 @@ def test_wrong_settings_end_the_service_with_every_key_path_in_its_log(mac: Mac)
     assert mac.service("stop").status == 0
     (mac.server.home / "settings.json").write_text('{"server": {"port": "x"}, "smapling": {}}')
     ran = mac.service("start")
+    mac.server.wait_for(lambda: mac.job.state == "idle", 5, "launchd leaves it alone")
     assert (ran.status, mac.job.exits) == (1, [0])
     assert "server.port" in ran.err and "smapling: unknown section" in ran.err
 
@@ -154,6 +155,7 @@ def test_a_name_that_means_two_models_ends_the_service_for_good(mac: Mac) -> Non
     (mac.server.home / "models" / "twin").symlink_to(mac.server.home / "models" / "tiny")
     (mac.server.home / "settings.json").write_text('{"server": {"port": 0}, "models": {"tiny": {"aliases": ["twin"]}}}')
     ran = mac.service("install")
+    mac.server.wait_for(lambda: mac.job.state == "idle", 5, "launchd leaves it alone")
     assert (ran.status, mac.job.exits) == (1, [0])
     assert "twin would name both tiny and twin" in ran.err and "Traceback" not in ran.err
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.stands.models import tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.server import Server, running
 
 MIB = 2**20
@@ -127,7 +128,7 @@ async def ask(session: aiohttp.ClientSession, body: dict[str, object]) -> str:
 
 def until_nothing_runs(server: Server) -> None:
     """Within five seconds of the last client's end."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + patient_s(5)
     while held := still_held(server):
         assert time.monotonic() < until, held
         time.sleep(0.1)

@@ -21,6 +21,7 @@ import pytest
 from tests.stands.equality import assert_same_greedy
 from tests.stands.looking import Looking
 from tests.stands.models import tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.server import Server, running
 from tests.stands.storm import Ask, Outcome, carry_out, user
 from worker.text import Text
@@ -165,7 +166,7 @@ def may_be_shot(name: str, shots: list[Shot]) -> bool:
 
 def answers_again(server: Server, ask: Ask, expected: str, models: dict[str, Path]) -> None:
     """Without anybody's help, once quarantines are over."""
-    until = time.monotonic() + RECOVERED_S
+    until = time.monotonic() + patient_s(RECOVERED_S / 2)
     while (outcome := carry_out(server.port, ask)).how != "whole":
         assert time.monotonic() < until, outcome
         time.sleep(0.5)
@@ -188,8 +189,9 @@ def footprint(server: Server) -> Footprint:
             look.call("unload", {"model": model["id"]}, timeout_s=60)
         server.wait_for(lambda: all(c["state"] == "running" for c in look.status()["children"]), 60, "all attendants are back")
         look.until_nothing_is_left()
-    time.sleep(1)  # for threads that only have to end
-    supervisor = psutil.Process(server.status()["pid"])
+    assert server.process is not None
+    supervisor = psutil.Process(server.process.pid)
+    time.sleep(1)  # for threads that only have to end, and connections that only have to close
     return Footprint(supervisor.num_fds(), supervisor.num_threads(), len(of_home(server.home)), supervisor.memory_info().rss)
 
 

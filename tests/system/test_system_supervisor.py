@@ -72,7 +72,7 @@ def test_five_deaths_of_the_gateway_in_a_minute_end_the_server_with_an_error(sma
         small.wait_for(comes_up, 15, "the gateway is started again")
         seen.add(gateway[0].pid)
         gateway[0].kill()
-    assert small.process.wait(timeout=25) == 1
+    assert small.process.wait(timeout=patient_s(25)) == 1
     assert "the gateway died 5 times within 60 s" in small.said()
     assert all(gone(process) for process in children)
 
@@ -120,11 +120,11 @@ def test_the_server_may_end_in_the_middle_of_a_load(small: Server, how: signal.S
         assert small.process is not None
         begun = time.monotonic()
         small.process.send_signal(how)
-        assert small.process.wait(timeout=25) == (0 if how == signal.SIGTERM else -how)
+        assert small.process.wait(timeout=patient_s(25)) == (0 if how == signal.SIGTERM else -how)
         assert time.monotonic() - begun < patient_s(20)
-        _, alive = psutil.wait_procs(children, timeout=20)
+        _, alive = psutil.wait_procs(children, timeout=patient_s(20))
         assert not alive
-        assert load.wait(timeout=10) != 0
+        assert load.wait(timeout=patient_s(10)) != 0
     small.start()
     small.ctl("load", "tiny")
 
@@ -135,7 +135,7 @@ def test_being_told_to_stop_twice_is_being_told_once(small: Server) -> None:
     assert small.process is not None
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
         small.process.send_signal(number)
-    assert small.process.wait(timeout=25) == 0
+    assert small.process.wait(timeout=patient_s(25)) == 0
     assert all(gone(process) for process in children)
     assert "Traceback" not in small.said()
     assert not list((small.home / "run").glob("*.sock"))
@@ -297,7 +297,7 @@ def test_the_same_model_removed_by_two_at_once_is_removed_once_and_both_are_answ
     for one in both:
         one.start()
     for one in both:
-        one.join(timeout=30)
+        one.join(timeout=patient_s(30))
     assert 0 in codes and len(codes) == 2
     assert small.status()["models"] == []
     assert "Traceback" not in small.said()
@@ -335,7 +335,7 @@ def empty() -> Iterator[Server]:
 
 def importing(server: Server) -> psutil.Process:
     """The import's process, once it has begun to write."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + patient_s(20)
     while not list((server.home / "models").glob(".importing-*")):  # no pause: a small import is over soon
         assert time.monotonic() < deadline
     process = process_of(server, "worker.gguf_import")
@@ -355,7 +355,7 @@ def test_an_import_becomes_a_model_that_answers(empty: Server, gguf: Path) -> No
 def test_a_killed_import_leaves_nothing_and_is_answered_with_an_error(empty: Server, gguf: Path) -> None:
     with in_background(empty, "models", "import", str(gguf), "--name", "smol") as client:
         importing(empty).kill()
-        _, said = client.communicate(timeout=20)
+        _, said = client.communicate(timeout=patient_s(20))
         assert client.returncode == 1
     assert "killed by SIGKILL" in said
     assert list((empty.home / "models").iterdir()) == []
@@ -370,7 +370,7 @@ def test_a_stop_in_the_middle_of_an_import_is_quick_and_leaves_nothing(empty: Se
         assert empty.stop() == 0
         assert time.monotonic() - begun < patient_s(10)
         assert gone(process)
-        client.communicate(timeout=10)
+        client.communicate(timeout=patient_s(10))
         assert client.returncode != 0
     assert list((empty.home / "models").iterdir()) == []
 

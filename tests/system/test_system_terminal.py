@@ -10,6 +10,7 @@ import termios
 import time
 from pathlib import Path
 
+from tests.stands.patience import patient_s
 from tests.stands.server import OMLXCTL, START_S, Server, home_with
 
 
@@ -34,7 +35,7 @@ def test_closing_the_terminal_ends_the_server_and_a_hang_up_alone_does_not(tiny:
             time.sleep(0.5)
             assert server.get("/health").status == 200
             os.close(terminal)
-            assert server.process.wait(20) == 0
+            assert server.process.wait(patient_s(20)) == 0
         finally:
             if server.process.poll() is None:
                 server.kill()
@@ -49,7 +50,7 @@ def test_a_load_draws_a_bar_on_a_terminal_and_wipes_it_away(small: Server) -> No
         while piece := os.read(terminal, 4096):
             drawn += piece
     os.close(terminal)
-    out, _ = done.communicate(timeout=30)
+    out, _ = done.communicate(timeout=patient_s(30))
     assert done.returncode == 0 and "tiny is loaded" in out and "\033" not in out
     assert b"\r\033[Kloading tiny: weights [" in drawn and b"%" in drawn
     assert drawn.endswith(b"\r\033[K")
