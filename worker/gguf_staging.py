@@ -84,7 +84,10 @@ def _locked(directory: Path) -> Generator[None]:
 
 def _remove_leftovers(models_dir: Path) -> None:
     for leftover in models_dir.glob(f"{PREFIX}*"):
-        fd = os.open(leftover, os.O_RDONLY)
+        try:
+            fd = os.open(leftover, os.O_RDONLY)
+        except FileNotFoundError:  # an import that has just ended took it away
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -122,9 +122,9 @@ async def test_it_beats_while_the_engine_computes(slow_model: Path) -> None:
         gateway.submit(Prompt(ids=[[7, 8, 9] * 6000]), max_tokens=10)
         first = await supervisor.expect(Beat, lambda beat: beat.running > 0)
         began = time.monotonic()
-        later = await supervisor.expect(Beat, lambda beat: beat.seq == first.seq + 2)
+        await supervisor.expect(Beat, lambda beat: beat.seq == first.seq + 2)
         assert time.monotonic() - began < patient_s(4.0)
-        assert later.progress > first.progress
+        await supervisor.expect(Beat, lambda beat: beat.progress > first.progress)  # a chunk may take longer than two beats
 
 
 async def test_without_a_supervisor_it_is_gone_within_two_seconds(slow_model: Path) -> None:
