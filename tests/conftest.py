@@ -31,9 +31,11 @@ NO_FAST_BLAS = "OpenBLAS is not installed: tests with a real model are left out 
 ON_UVLOOP = ("gateway", "worker")
 
 
-def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None:
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """What runs on uvloop in service is tested on it: a socket that is half-closed, full or gone is its business."""
-    return {"uvloop": uvloop.new_event_loop} if item.path.parent.name in ON_UVLOOP else None
+    if item.path.parent.name in ON_UVLOOP:
+        return {"uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 def fast_blas() -> bool:
