@@ -150,7 +150,7 @@ def test_the_cap_holds_at_every_sample_through_twenty_kills_and_nothing_wrong_is
                 play.kill(random.choice(list(play.writers)))
                 play.start()
                 kills += 1
-                next_kill = time.monotonic() + random.uniform(0.3, 1.2)
+                next_kill = time.monotonic() + random.uniform(0.2, 0.8)
             time.sleep(0.005)
     finally:
         play.end()
