@@ -9,6 +9,7 @@ import pytest
 from supervisor.protocol import Code
 from tests.stands.equality import assert_same_greedy, greedy_ids
 from tests.stands.models import tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.sink import ForcedText, Gate, RunningEngine
 from worker.faults import EXIT_FAILED, EXIT_GPU_FAULT, code_of
 from worker.lane_set import LaneSet
@@ -157,7 +158,7 @@ def test_figures_that_cannot_be_told_end_no_request(model: Path, monkeypatch: py
         assert (answer.finish, e.engine.beat().running, e.sink.failure) == ("length", before.running, None)
         monkeypatch.undo()
         e.ask("s", list(range(10, 60)), 1)
-        until = time.monotonic() + 20
+        until = time.monotonic() + patient_s(20)
         while not e.engine.beat().mx_active_bytes:  # they are told again as soon as they can be
             assert time.monotonic() < until
             time.sleep(0.005)

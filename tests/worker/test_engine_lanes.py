@@ -11,6 +11,7 @@ import pytest
 from supervisor.protocol import CacheGrant, Code, Grant, Row
 from tests.stands.equality import assert_same_greedy, greedy_ids
 from tests.stands.models import tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.sink import Answer, ForcedText, Gate, RunningEngine
 from worker.lanes import Lane
 from worker.scheduler import Scheduler
@@ -39,7 +40,7 @@ def running(model: Path, **more: object) -> RunningEngine:
 
 
 def wait_for(answer: Answer, rows: int) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + patient_s(30)
     while len(answer.rows) < rows and not answer.over.is_set():
         assert time.monotonic() < until
         time.sleep(0.001)

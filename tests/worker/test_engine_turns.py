@@ -10,6 +10,7 @@ import pytest
 
 from supervisor.protocol import Activity, AskTurn, GiveTurn, Grant, Turn
 from tests.stands.models import tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.sink import GREEDY, ForcedText, RunningEngine
 from worker.job import Job
 from worker.turn import PrefillTurn
@@ -31,7 +32,7 @@ def asking_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(e: RunningEngine, times: int = 1) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + patient_s(20)
     while sum(isinstance(message, AskTurn) for message in e.sink.told) < times:
         assert time.monotonic() < until, e.sink.told
         time.sleep(0.005)
@@ -96,7 +97,7 @@ def test_an_idle_engine_gives_the_turn_back_at_once_and_one_that_lost_it_asks_an
     with RunningEngine(model, text=ForcedText(), settings=LEASED) as e:
         e.engine.grant(Turn(turn=1, state="yours"))
         e.engine.grant(Turn(turn=1, state="wanted"))
-        until = time.monotonic() + 5
+        until = time.monotonic() + patient_s(5)
         while not turns(e):
             assert time.monotonic() < until
             time.sleep(0.005)

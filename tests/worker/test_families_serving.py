@@ -13,6 +13,7 @@ from supervisor.protocol import CacheGrant
 from tests.stands.equality import assert_same_greedy, greedy_ids
 from tests.stands.families import FAMILIES, UNCACHED, family_model
 from tests.stands.models import REPO
+from tests.stands.patience import patient_s
 from tests.stands.sink import Answer, ForcedText, RunningEngine
 
 BLOCK = 16
@@ -65,7 +66,7 @@ def test_eight_that_come_and_go_each_get_their_own_answer(models: dict[str, Path
 
 
 def _wait_for(answer: Answer, rows: int) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + patient_s(30)
     while len(answer.rows) < rows and not answer.over.is_set():
         assert time.monotonic() < until
         time.sleep(0.002)
