@@ -40,6 +40,7 @@ class Nobody:
 class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.line = Line()
+        self.on_frames: object = None
 
         def connect(context: object, endpoint: str, identity: str, on_frames: object) -> Line:
             self.on_frames = on_frames
