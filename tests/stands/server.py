@@ -119,10 +119,10 @@ class Server:
 
     # Using it
 
-    def post(self, path: str, body: object, timeout_s: float = 60, headers: Mapping[str, str] | None = None) -> Answer:
+    def post(self, path: str, body: object, timeout_s: float | None = None, headers: Mapping[str, str] | None = None) -> Answer:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **(headers or {})})
-        return _send(request, timeout_s)
+        return _send(request, patient_s(60) if timeout_s is None else timeout_s)
 
     def get(self, path: str, timeout_s: float = 25) -> Answer:
         return _send(urllib.request.Request(self.url + path), timeout_s)

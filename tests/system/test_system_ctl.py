@@ -50,7 +50,7 @@ def test_run_and_chat_answer_from_the_loaded_model(tiny: Path) -> None:
         server.ctl("load", "tiny")
         assert server.ctl("run", "Once upon a time").stdout.strip()
         asked = {"input": "one\ntwo\n", "env": server.env(), "capture_output": True, "text": True}
-        done = subprocess.run([*OMLXCTL, "chat", "tiny"], **asked, timeout=60, check=True)
+        done = subprocess.run([*OMLXCTL, "chat", "tiny"], **asked, timeout=patient_s(60), check=True)
         assert done.stdout.strip()
 
 
@@ -75,7 +75,7 @@ def test_a_chat_outgrows_the_context_and_goes_on(tmp_path: Path) -> None:
             env=server.env(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patient_s(60),
             check=False,
         )
     assert done.returncode == 0, done.stderr

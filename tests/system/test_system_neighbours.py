@@ -22,6 +22,7 @@ import pytest
 
 from tests.stands.clients import at_once
 from tests.stands.models import tiny_model
+from tests.stands.patience import patient_s
 from tests.stands.server import Answer, Server, running
 
 MOST_BETWEEN_TOKENS = 192
@@ -61,7 +62,7 @@ def ask(server: Server, model: str, content: str) -> Answer:
 def streaming(server: Server, model: str) -> Iterator[list[float]]:
     """When each token of a long answer came, as long as the block runs; there are some by its beginning."""
     arrivals: list[float] = []
-    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=patient_s(60))
     body = {
         "model": model,
         "stream": True,

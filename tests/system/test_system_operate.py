@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stands.patience import patient_s
 from tests.stands.server import OMLXCTL, Server, running
 
 LARGE = {
@@ -161,7 +162,7 @@ def test_events_are_printed_and_followed(small: Server) -> None:
         while "state=stopping" not in (line := follower.stdout.readline()):
             assert line, "the feed ended"
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(10) == 130
+        assert follower.wait(patient_s(10)) == 130
     finally:
         follower.kill()
         follower.communicate()

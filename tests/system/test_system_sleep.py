@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.stands.clients import Streamed, stream
+from tests.stands.patience import patient_s
 from tests.stands.server import Server, home_with, running
 
 BEAT_LOST_S = 4.0
@@ -88,7 +89,7 @@ def test_the_machine_may_not_fall_asleep_while_a_request_runs(tiny: Path, tmp_pa
             assert "--what=idle --who=omlxd" in told.read_text()
             holder = next(p for p in server.family() if p.name() == "tail")
             server.kill()
-            psutil.wait_procs([holder], timeout=10)
+            psutil.wait_procs([holder], timeout=patient_s(10))
             assert not holder.is_running(), "it ends with the server, however that ends"
         finally:
             server.stop()

@@ -116,7 +116,7 @@ async def carry_out(session: aiohttp.ClientSession, room: asyncio.Semaphore, pla
 
 async def ask(session: aiohttp.ClientSession, body: dict[str, object]) -> str:
     """How it ended: whole, deadline, or what was wrong."""
-    async with session.post("/v1/chat/completions", json=body, timeout=aiohttp.ClientTimeout(total=60)) as response:
+    async with session.post("/v1/chat/completions", json=body, timeout=aiohttp.ClientTimeout(total=patient_s(60))) as response:
         text = await response.text()
     if response.status == 200 and not body["stream"]:
         return "whole" if json.loads(text)["choices"][0]["finish_reason"] == "length" else text

@@ -186,7 +186,7 @@ class Footprint:
 def footprint(server: Server) -> Footprint:
     with Looking(server) as look:
         for model in look.status()["models"]:
-            look.call("unload", {"model": model["id"]}, timeout_s=60)
+            look.call("unload", {"model": model["id"]}, timeout_s=None)
         server.wait_for(lambda: all(c["state"] == "running" for c in look.status()["children"]), 60, "all attendants are back")
         look.until_nothing_is_left()
     assert server.process is not None
