@@ -127,24 +127,14 @@ def gone(process: psutil.Process) -> bool:
 
 
 async def test_a_descendant_that_keeps_the_pipe_open_does_not_hold_up_the_report(nursery: Nursery) -> None:
-    child = nursery.start(
-        "import subprocess; subprocess.Popen(['sh', '-c', 'echo noise; sleep 60']); print('parent leaves', flush=True)"
+    nursery.start(
+        "import subprocess; p = subprocess.Popen(['sh', '-c', 'echo noise; exec sleep 600']); print('began', p.pid, flush=True)"
     )
-    descendants = psutil.Process(child.pid).children
-    found: list[psutil.Process] = []
-    for _ in range(200):
-        try:
-            found = found or descendants()
-        except psutil.Error:
-            break
-        if nursery.exits:
-            break
-        await asyncio.sleep(0.005)
     try:
         assert await nursery.end() == Exit(0, None)
     finally:
-        for process in found:
-            process.kill()
+        (descendant,) = [line.split()[1] for line in nursery.book.tail(9) if line.startswith("began ")]
+        os.kill(int(descendant), signal.SIGKILL)
 
 
 async def test_a_child_is_in_the_census_as_long_as_it_lives(nursery: Nursery, tmp_path: Path) -> None:
