@@ -33,6 +33,8 @@ ON_UVLOOP = ("gateway", "worker")
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """What runs on uvloop in service is tested on it: a socket that is half-closed, full or gone is its business."""
+    if item.path.name == "test_ipc.py":  # the supervisor's end of a socket and the others'
+        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     if item.path.parent.name in ON_UVLOOP:
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
