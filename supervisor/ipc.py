@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -61,7 +62,10 @@ def endpoint(path: Path) -> str:
 
 
 class Wire:
-    """One socket on one event loop. Frames arrive through `on_frames`; a ROUTER's start with the peer's identity."""
+    """One socket on one event loop. Frames arrive through `on_frames`; a ROUTER's start with the peer's identity.
+
+    `send` may be called from any thread: ZeroMQ lets sockets change threads as long as no two are in one at the same time.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes], on_frames: Callable[[Frames], None]) -> None:
         self._socket = socket
@@ -69,18 +73,21 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._look_scheduled = False
         self._closed = False
+        self._one_thread = threading.Lock()  # guards _socket and _closed, never held while a handler runs
+        self._home_thread = threading.get_ident()
         self._fd: int = socket.getsockopt(zmq.FD)  # pyright: ignore[reportAttributeAccessIssue, reportAssignmentType]
         self._loop.add_reader(self._fd, self._drain)
         self._look_again()
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Queues `frames`, never waits. Raises `PeerLost` or `PeerStuck`."""
-        if self._closed:
-            raise PeerLost("closed")
         try:
-            for frame in frames[:-1]:
-                self._socket.send(frame, _MORE_NOBLOCK)
-            self._socket.send(frames[-1], _NOBLOCK)
+            with self._one_thread:
+                if self._closed:
+                    raise PeerLost("closed")
+                for frame in frames[:-1]:
+                    self._socket.send(frame, _MORE_NOBLOCK)
+                self._socket.send(frames[-1], _NOBLOCK)
         except zmq.Again as e:
             raise PeerStuck(frames[0]) from e
         except zmq.ZMQError as e:
@@ -92,15 +99,20 @@ class Wire:
                 self._look_again()
 
     def close(self, linger_ms: int = 0) -> None:
-        if not self._closed:
-            self._closed = True
-            self._loop.remove_reader(self._fd)
-            self._socket.close(linger_ms)
+        with self._one_thread:
+            if not self._closed:
+                self._closed = True
+                self._loop.remove_reader(self._fd)
+                self._socket.close(linger_ms)
 
     def _look_again(self) -> None:
         if not self._look_scheduled and not self._closed:
             self._look_scheduled = True
-            self._loop.call_soon(self._scheduled_look)
+            if threading.get_ident() == self._home_thread:
+                self._loop.call_soon(self._scheduled_look)
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to look
+                    self._loop.call_soon_threadsafe(self._scheduled_look)
 
     def _scheduled_look(self) -> None:
         self._look_scheduled = False
@@ -121,16 +133,18 @@ class Wire:
 
     def _has_mail(self) -> bool:
         """Asking also takes notice of whatever the descriptor has announced, and costs less than a receive in vain."""
-        if self._closed:
-            return False
-        events: int = self._socket.getsockopt(zmq.EVENTS)  # pyright: ignore[reportAssignmentType]  # bytes for other options only
+        with self._one_thread:
+            if self._closed:
+                return False
+            events: int = self._socket.getsockopt(zmq.EVENTS)  # pyright: ignore[reportAssignmentType]  # bytes for others only
         return bool(events & _POLLIN)
 
     def _receive(self) -> Frames | None:
-        try:
-            return self._socket.recv_multipart(_NOBLOCK)
-        except zmq.Again:  # its sender went away that very moment
-            return None
+        with self._one_thread:
+            try:
+                return None if self._closed else self._socket.recv_multipart(_NOBLOCK)
+            except zmq.Again:  # its sender went away that very moment
+                return None
 
 
 def bind_router(context: zmq.Context[zmq.Socket[bytes]], path: Path, on_frames: Callable[[Frames], None]) -> Wire:

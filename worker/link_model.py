@@ -128,6 +128,9 @@ class ModelService:
     def on_accepted(self, rid: str, cached_hot: int, cached_cold: int, position: int) -> None:
         self._requests.accepted(rid, cached_hot, cached_cold, position)
 
+    def send_rows(self, rows: list[Row]) -> bool:
+        return self._requests.send_rows(rows)
+
     def on_rows(self, rows: list[Row]) -> None:
         self._requests.rows(rows)
 

@@ -1,6 +1,6 @@
 """Every request of a model's worker from submit to its last row: through the pool into the engine, and the rows back out.
 
-Lives on the event loop. Knows gateways and the engine by their faces; must not know how the model was loaded.
+Lives on the event loop, but for `send_rows`. Knows gateways and the engine by their faces, and not how the model was loaded.
 """
 
 import asyncio
@@ -194,6 +194,23 @@ class ModelRequests:
             position=position,
         )
         request.gateway.send(accepted)
+
+    def send_rows(self, rows: list[Row]) -> bool:
+        """On the engine's thread: sends what needs no thought, which is all but the first and last of an answer.
+
+        Of the loop's state it only reads. What a gateway hears of a request that the loop ends meanwhile it ignores.
+        """
+        gateway: GatewayLink | None = None
+        for row in rows:
+            request = self._requests.get(row.rid)
+            if request is None or row.finish is not None or row.logprobs is not None:
+                return False
+            if gateway is not None and gateway is not request.gateway:
+                return False
+            gateway = request.gateway
+        if gateway is not None:
+            gateway.send(Rows(epoch=gateway.epoch, rows=rows))
+        return True
 
     def rows(self, rows: list[Row]) -> None:
         """One message per gateway and step."""

@@ -4,6 +4,8 @@ import asyncio
 import os
 import stat
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +123,62 @@ async def test_no_message_is_overlooked_when_both_ends_send_and_receive_at_once(
     await until(lambda: sum(body != b"extra" for body in at_dealer) == storm, 30)
     await until(lambda: len(at_router) == len(at_dealer))
     assert [body for body in at_dealer if body != b"extra"] == [str(number).encode() for number in range(storm)]
+    router.close()
+    dealer.close()
+
+
+async def test_no_message_is_overlooked_or_out_of_order_when_another_thread_sends_as_well(run: Path, context) -> None:
+    """Its sends swallow edges too, of messages that only the loop receives."""
+    storm = 3000
+    at_router: list[bytes] = []
+    at_dealer: list[bytes] = []
+
+    def answer(frames: Frames) -> None:
+        at_router.append(frames[2])
+        router.send([frames[0], b"echo", frames[2]])
+
+    router = bind_router(context, run / "s.sock", answer)
+    dealer = connect_dealer(context, endpoint(run / "s.sock"), "c.1", lambda frames: at_dealer.append(frames[1]))
+
+    def from_elsewhere() -> None:
+        for number in range(storm):
+            dealer.send([b"n", b"thread %d" % number])
+
+    elsewhere = threading.Thread(target=from_elsewhere)
+    elsewhere.start()
+    for number in range(storm):
+        dealer.send([b"n", b"loop %d" % number])
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await until(lambda: len(at_dealer) == 2 * storm, 60)
+    elsewhere.join()
+    assert at_dealer == at_router
+    for sender in (b"thread", b"loop"):
+        assert [body for body in at_dealer if body.startswith(sender)] == [b"%b %d" % (sender, n) for n in range(storm)]
+    router.close()
+    dealer.close()
+    with pytest.raises(PeerLost):
+        dealer.send([b"n", b"late"])
+
+
+async def test_a_message_that_another_threads_send_takes_notice_of_is_received(run: Path, context) -> None:
+    at_router: list[Frames] = []
+    at_dealer: list[Frames] = []
+    router = bind_router(context, run / "s.sock", at_router.append)
+    dealer = connect_dealer(context, endpoint(run / "s.sock"), "c.1", at_dealer.append)
+    dealer.send([b"hello", b""])
+    await until(lambda: at_router)
+
+    def from_elsewhere() -> None:
+        router.send([b"c.1", b"assign", b"x"])
+        time.sleep(0.2)  # it arrives
+        dealer.send([b"n", b"x"])
+
+    elsewhere = threading.Thread(target=from_elsewhere)
+    elsewhere.start()
+    elsewhere.join()  # the loop is held up meanwhile: when it looks again, no descriptor announces anything
+    await until(lambda: at_dealer)
+    assert at_dealer == [[b"assign", b"x"]]
     router.close()
     dealer.close()
 
