@@ -7,6 +7,7 @@ private pages, which is cheap to know, is added to what was read; they are read 
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -51,6 +52,10 @@ def differs(size_bytes: int, told_bytes: int) -> bool:
     return abs(size_bytes - told_bytes) > TOLD_SHARE * told_bytes
 
 
+def _slack_bytes(size_bytes: int) -> float:
+    return min(SLACK_BYTES, TOLD_SHARE * size_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     size_bytes: int
@@ -58,7 +63,7 @@ class Reading:
     of_files_bytes: int
     """Resident, and not private: with the private ones what is cheap to know, to tell how much has changed since."""
     walked_at: float
-    """When the size was read last; since then it follows the private bytes."""
+    """When the size was read last; since then it follows the private bytes. Long ago if it does not belong to them."""
 
     def size_bytes_with(self, private_bytes: int) -> int:
         """What the process takes when so much of it is private now."""
@@ -156,15 +161,20 @@ class Meters:
 
     async def _look(self, pid: int, known: Reading | None) -> Reading | None:
         """What that process takes now: `known` itself if that has hardly changed, None if there is no such process."""
-        if known is not None and time.monotonic() - known.walked_at <= STALE_S:
-            private_bytes, of_files_bytes = self._cheap(pid)
-            slack_bytes = min(SLACK_BYTES, TOLD_SHARE * known.size_bytes)
+        private_bytes, of_files_bytes = self._cheap(pid)
+        is_there = private_bytes > 0
+        if known is not None and is_there and time.monotonic() - known.walked_at <= STALE_S:
+            slack_bytes = _slack_bytes(known.size_bytes)
             if abs(of_files_bytes - known.of_files_bytes) <= slack_bytes:
                 if abs(private_bytes - known.private_bytes) <= slack_bytes:
                     return known
                 return replace(known, size_bytes=known.size_bytes_with(private_bytes), private_bytes=private_bytes)
         size_bytes = await asyncio.to_thread(self._read, pid)
-        return None if size_bytes is None else Reading(size_bytes, *self._cheap(pid), walked_at=time.monotonic())
+        if size_bytes is None:
+            return None
+        after_bytes, of_files_bytes = self._cheap(pid)
+        has_moved = abs(after_bytes - private_bytes) > _slack_bytes(size_bytes)  # meanwhile: what follows would be off by that
+        return Reading(size_bytes, after_bytes, of_files_bytes, walked_at=-math.inf if has_moved else time.monotonic())
 
     def _cheap(self, pid: int) -> tuple[int, int]:
         private_bytes = self._read_private(pid)

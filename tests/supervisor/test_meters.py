@@ -162,6 +162,37 @@ async def test_what_a_busy_worker_takes_follows_its_private_pages_without_anothe
     assert meters.tree_bytes == shrunk + 10 and server.looked_at.count(50) == 1
 
 
+async def test_a_worker_that_has_just_died_is_not_one_that_takes_nothing() -> None:
+    """Where private pages are all that is cheap to know nothing else tells the two apart."""
+    server = stand(_50=1 << 30, _60=10)
+    there = [True]
+    meters = Meters(server, lambda pid: server.sizes.get(pid) if there[0] else None, *[lambda _: there[0] * (1 << 30)] * 2)
+    await make_rounds(server, meters)
+    server.progress, there[0] = 1, False
+    await make_rounds(server, meters)
+    assert server.events == [WorkerMeasured("a", 3, 1 << 30)]
+
+
+async def test_a_worker_that_grew_or_shrank_while_it_was_read_is_read_again_and_not_added_to() -> None:
+    """Else what it had for a moment would count twice when it has it again."""
+    server = stand(_50=3 << 30, _60=10)
+    private = [2 << 30]
+
+    def read(pid: int) -> int | None:
+        if pid == 50 and server.looked_at.count(50) == 0:
+            private[0] = 1 << 30
+        return server.read(pid)
+
+    meters = Meters(server, read, *[lambda pid: private[0] if pid == 50 else 5] * 2)
+    await make_rounds(server, meters)
+    server.progress, private[0] = 1, 2 << 30
+    await make_rounds(server, meters)
+    assert server.events == [WorkerMeasured("a", 3, 3 << 30)] * 2 and server.looked_at.count(50) == 2
+    server.progress, private[0] = 2, 1 << 30
+    await make_rounds(server, meters)
+    assert server.events[2:] == [WorkerMeasured("a", 3, 2 << 30)] and server.looked_at.count(50) == 2
+
+
 async def test_the_servers_own_processes_are_read_again_only_when_they_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supervisor.meters.OWN_EVERY", 1)
     server = stand(_60=100 << 20)
