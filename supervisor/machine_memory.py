@@ -75,9 +75,10 @@ def paging() -> Paging:
 
 
 def paging_of(vmstat: bytes, used_bytes: Callable[[], int]) -> Paging:
-    """`used_bytes` is asked only where something was ever swapped out: it costs as much as all the rest."""
+    """`used_bytes` is asked only where something was ever swapped out, if only into zswap: it costs as much as all the rest."""
     swapped_out_bytes = (_counter(vmstat, b"pswpout") or 0) * PAGE_BYTES
-    return Paging(swapped_out_bytes, used_bytes() if swapped_out_bytes else 0, _counter(vmstat, b"oom_kill"))
+    has_swapped = swapped_out_bytes or _counter(vmstat, b"zswpout")
+    return Paging(swapped_out_bytes, used_bytes() if has_swapped else 0, _counter(vmstat, b"oom_kill"))
 
 
 def _counter(vmstat: bytes, name: bytes) -> int | None:

@@ -58,8 +58,8 @@ class MemoryWatch:
                 log.exception("the machine's memory could not be read")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), LOOK_EVERY_S)
-            if (early_s := looked_at + SOON_S - time.monotonic()) > 0:
-                await asyncio.sleep(early_s)
+            # Where looks take long and each asks for the next, others have their turn all the same.
+            await asyncio.sleep(max(0.0, looked_at + SOON_S - time.monotonic()))
             self._wanted.clear()
 
     def look_soon(self) -> None:

@@ -60,6 +60,7 @@ def test_kills_for_memory_and_pages_swapped_out_are_counted_where_the_kernel_doe
     page = machine_memory.PAGE_BYTES
     quiet = machine_memory.paging_of(b"pgfault 1\npswpout 0\noom_kill 7\nswap_ra 0\n", lambda: 1 // 0)
     assert quiet == machine_memory.Paging(0, 0, 7)
+    assert machine_memory.paging_of(b"pswpout 0\nzswpout 2\n", lambda: 5) == machine_memory.Paging(0, 5, None)
     assert machine_memory.paging_of(b"pswpin 1\npswpout 3\nnr_pswpout 9\n", lambda: 5) == machine_memory.Paging(
         3 * page, 5, None
     )
