@@ -117,32 +117,34 @@ class Conversation:
     def ask(self, question: str) -> Iterator[str]:
         """The answer in pieces; also one that was stopped is remembered as far as it came.
 
-        A conversation that has outgrown the model's context goes on without its beginning, and says so.
+        A conversation that has outgrown the model's context goes on without its beginning, and says so. Nothing is forgotten
+        for a question that is too long by itself, or gets no answer.
         """
+        before = kept = self.messages
         while True:
-            said = len(self.messages)
             try:
-                yield from self._answer_to(question)
+                yield from self._answer_to(question, kept)
             except CommandFailed as problem:
-                has_begun = len(self.messages) > said
-                if problem.code not in _TOO_LONG or has_begun or not self._forget_older_half():
+                has_begun = self.messages is not before
+                shorter = self._without_older_half(kept)
+                if problem.code not in _TOO_LONG or has_begun or len(shorter) == len(kept):
                     raise
+                kept = shorter
                 click.secho("[the conversation is too long for the model; its older half is left out]", dim=True, err=True)
             else:
                 return
 
-    def _forget_older_half(self) -> bool:
+    def _without_older_half(self, messages: "list[Message]") -> "list[Message]":
         """Not just the oldest exchange: every cut changes the prompt's beginning, which the server then has to prefill anew.
 
-        False when there is nothing to leave out: the question alone is too long.
+        The same where there is nothing to leave out.
         """
         first = 1 if self.system else 0
-        exchanges = (len(self.messages) - first) // 2
-        del self.messages[first : first + 2 * ((exchanges + 1) // 2)]
-        return exchanges > 0
+        exchanges = (len(messages) - first) // 2
+        return messages[:first] + messages[first + 2 * ((exchanges + 1) // 2) :]
 
-    def _answer_to(self, question: str) -> Iterator[str]:
-        messages: list[Message] = [*self.messages, {"role": "user", "content": question}]
+    def _answer_to(self, question: str, before: "list[Message]") -> Iterator[str]:
+        messages: list[Message] = [*before, {"role": "user", "content": question}]
         answer = ""
         pieces = self.gateway.stream_chat(self.model, messages)
         try:

@@ -138,6 +138,23 @@ def test_a_question_that_is_too_long_by_itself_fails(shell: Shell) -> None:
         assert "too long" in ran.err and "left out" not in ran.err
 
 
+def test_a_question_that_is_too_long_by_itself_costs_nothing_of_the_conversation(shell: Shell) -> None:
+    asked: list[list[str]] = []
+
+    def answer(_gateway: object, _model: str, messages: list[dict[str, str]]) -> Generator[str, None, None]:
+        asked.append([message["content"] for message in messages])
+        if "long" in asked[-1]:
+            raise CommandFailed("too long", Exit.REFUSED, code="context_length_exceeded")
+        yield messages[-1]["content"].upper()
+
+    shell.patch.setattr("supervisor.ctl_http.Gateway.stream_chat", answer)
+    shell.patch.setattr("sys.stdin", Terminal("a\nb\nlong\nc\n"))
+    ran = shell("chat", "tiny", "--url", "http://127.0.0.1:1", "--system", "S")
+    assert ran.status == 0 and "too long" in ran.err
+    assert asked[2:-1] == [["S", "a", "A", "b", "B", "long"], ["S", "b", "B", "long"], ["S", "long"]]
+    assert asked[-1] == ["S", "a", "A", "b", "B", "c"]
+
+
 class Terminal(io.StringIO):
     """Typed lines, from what calls itself a terminal."""
 
