@@ -97,20 +97,20 @@ def test_logs_are_printed_and_followed(small: Server) -> None:
     follower = subprocess.Popen(
         [*OMLXCTL, "logs", "omlxd", "-f", "-n", "0"], env=small.env(), stdout=subprocess.PIPE, text=True
     )
-    try:
-        assert follower.stdout is not None and small.process is not None
-        (small.home / "settings.json").write_text("{")
-        with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:  # which waits at its end for who reads: only then is the follower sure to be gone
+        try:
+            assert follower.stdout is not None and small.process is not None
+            (small.home / "settings.json").write_text("{")
             out = follower.stdout
             line = pool.submit(lambda: next((line for line in out if "settings" in line), None))
             while not line.done():  # it may not follow yet
                 small.process.send_signal(signal.SIGHUP)
                 time.sleep(0.2)
-        assert line.result(), "the log ended"
-        follower.send_signal(signal.SIGINT)
-        assert follower.wait(patient_s(10)) == 130
-    finally:
-        follower.kill()
+            assert line.result(), "the log ended"
+            follower.send_signal(signal.SIGINT)
+            assert follower.wait(patient_s(10)) == 130
+        finally:
+            follower.kill()
 
 
 def test_reload_changes_what_it_can_and_refuses_a_bad_file_whole(small: Server) -> None:
