@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from supervisor.ipc import PeerStuck
 from supervisor.protocol import Accepted, Code, Problem, Result, Row, Rows, Submit, Usage
 from worker.engine import Engine
 from worker.job import Job, Matcher
@@ -200,16 +201,19 @@ class ModelRequests:
 
         Of the loop's state it only reads. What a gateway hears of a request that the loop ends meanwhile it ignores.
         """
-        gateway: GatewayLink | None = None
+        first: Request | None = None
         for row in rows:
             request = self._requests.get(row.rid)
             if request is None or row.finish is not None or row.logprobs is not None:
                 return False
-            if gateway is not None and gateway is not request.gateway:
+            first = first or request
+            if request.gateway is not first.gateway or request.epoch != first.epoch:
                 return False
-            gateway = request.gateway
-        if gateway is not None:
-            gateway.send(Rows(epoch=gateway.epoch, rows=rows))
+        if first is not None:
+            try:  # the gateway's own epoch may be its next life's by now, which never asked for this
+                first.gateway.send(Rows(epoch=first.epoch, rows=rows))
+            except PeerStuck:  # the loop survives that; here it would end the engine
+                return False
         return True
 
     def rows(self, rows: list[Row]) -> None:

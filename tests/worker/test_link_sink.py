@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from supervisor.ipc import PeerStuck
 from supervisor.protocol import Message, Piece, Prompt, Row, Rows, Submit
 from tests.stands.models import tiny_model
 from worker import link_requests
@@ -113,7 +114,25 @@ class Listener:
         self.heard.append(message)
 
 
-async def test_only_rows_that_need_no_thought_take_the_short_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Stuck(Listener):
+    def send(self, message: Message) -> None:
+        raise PeerStuck(b"rows")
+
+
+class Asked:
+    """Requests that are at work, each for a gateway."""
+
+    def __init__(self, requests: ModelRequests) -> None:
+        self.requests = requests
+
+    def of(self, gateway: Listener, *rids: str) -> None:
+        for rid in rids:
+            submit = Submit(epoch=gateway.epoch, rid=rid, task="chat", prompt=Prompt(text="x"))
+            self.requests.submit(cast("GatewayLink", gateway), submit)
+
+
+@pytest.fixture
+async def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Asked]:
     waits = threading.Event()
 
     def prepare(model: LoadedModel, vocabulary: object, submit: Submit) -> Prepared:
@@ -124,21 +143,41 @@ async def test_only_rows_that_need_no_thought_take_the_short_way(tmp_path: Path,
     with ThreadPoolExecutor(1) as pool:
         requests = ModelRequests(pool)
         requests.open(LoadedModel(Text.open(tiny_model(tmp_path / "tiny")), cast("Engine", None), 2048))
-        one, other = Listener(), Listener()
-        for listener, rid in ((one, "r"), (one, "s"), (other, "t")):
-            submit = Submit(epoch="e", rid=rid, task="chat", prompt=Prompt(text="x"))
-            requests.submit(cast("GatewayLink", listener), submit)
-        for rows in (
-            [row(finish="stop")],
-            [row(), row(rid="s", finish="length")],
-            [row(logprobs=[{}])],
-            [row(rid="unknown")],
-            [row(), row(rid="t")],
-        ):
-            assert not requests.send_rows(rows)
-        assert (one.heard, other.heard) == ([], [])
-        assert requests.send_rows([row(), row(rid="s")]) and requests.send_rows([row(rid="t")])
-        assert one.heard == [Rows(epoch="e", rows=[row(), row(rid="s")])]
-        assert other.heard == [Rows(epoch="e", rows=[row(rid="t")])]
+        yield Asked(requests)
         requests.fall_silent()
         waits.set()
+
+
+async def test_only_rows_that_need_no_thought_take_the_short_way(asked: Asked) -> None:
+    one, other, requests = Listener(), Listener(), asked.requests
+    asked.of(one, "r", "s")
+    asked.of(other, "t")
+    for rows in (
+        [row(finish="stop")],
+        [row(), row(rid="s", finish="length")],
+        [row(logprobs=[{}])],
+        [row(rid="unknown")],
+        [row(), row(rid="t")],
+    ):
+        assert not requests.send_rows(rows)
+    assert (one.heard, other.heard) == ([], [])
+    assert requests.send_rows([row(), row(rid="s")]) and requests.send_rows([row(rid="t")])
+    assert one.heard == [Rows(epoch="e", rows=[row(), row(rid="s")])]
+    assert other.heard == [Rows(epoch="e", rows=[row(rid="t")])]
+
+
+async def test_rows_are_for_the_life_of_a_gateway_that_asked_for_them(asked: Asked) -> None:
+    """Whatever the loop hears meanwhile: a welcome by the next one changes the line's epoch under the engine's hands."""
+    gateway = Listener()
+    asked.of(gateway, "r")
+    gateway.epoch = "the next life"
+    asked.of(gateway, "s")
+    assert not asked.requests.send_rows([row(), row(rid="s")])
+    assert asked.requests.send_rows([row()]) and asked.requests.send_rows([row(rid="s")])
+    assert gateway.heard == [Rows(epoch="e", rows=[row()]), Rows(epoch="the next life", rows=[row(rid="s")])]
+
+
+async def test_a_line_that_takes_nothing_is_no_failure_of_the_engine(asked: Asked) -> None:
+    gateway = Stuck()
+    asked.of(gateway, "r")
+    assert not asked.requests.send_rows([row()]), "the loop is to find out"
