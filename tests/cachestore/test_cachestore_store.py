@@ -212,6 +212,19 @@ def test_a_child_is_never_younger_than_its_parents_after_a_touch(store: Store, r
     assert len(set(times)) == len(times)
 
 
+def test_a_touch_keeps_the_order_where_the_clock_stands_still_or_is_set_back(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = make_chain(3)
+    for block_id in chain:
+        store.put(make_block(block_id))
+    clock_ns = iter([2 * 10**18, 2 * 10**18, 10**18])
+    monkeypatch.setattr("cachestore.store.time.time_ns", lambda: next(clock_ns, 10**18))
+    store.touch_chain([block_id.key for block_id in chain])
+    times = [block_file(root, block_id).stat().st_mtime_ns for block_id in chain]
+    assert times == [2 * 10**18 + 2, 2 * 10**18 + 1, 2 * 10**18]
+
+
 def test_touching_what_was_evicted_is_no_error(store: Store) -> None:
     store.put(make_block(FIRST))
     store.touch_chain([FIRST.key, SECOND.key])
