@@ -5,9 +5,11 @@ at once when the supervisor is gone: connections are cut then, so no client take
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -38,6 +40,9 @@ YOUNG_OBJECTS = 10_000
 """Before Python looks for cycles among them. Rows and pieces are many, live for a moment and hold none: looking at every 700
 objects, and at all modules now and then, was 6 % of what a token costs.
 """
+
+OPEN_FILES = 10_240
+"""Each client is one. A terminal of macOS allows 256, and from there on libuv takes connections only to close them at once."""
 
 log = logging.getLogger("gateway")
 
@@ -93,12 +98,22 @@ async def _end(runner: web.AppRunner, link: Link) -> None:
     await runner.cleanup()
 
 
+def make_room_for_clients() -> None:
+    """As far as the system lets us without asking; where it does not, what there is has to do."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 def main(argv: Sequence[str]) -> None:
     args = child_args(argv)
     if args.http_fd is None:
         sys.exit("--http-fd is missing")
     settle_in(args.lifeline_fd, lambda: os._exit(1))
     quiet_server_log()
+    make_room_for_clients()
     os.set_inheritable(args.http_fd, False)
     uvloop.run(run(args, socket.socket(fileno=args.http_fd)))
 

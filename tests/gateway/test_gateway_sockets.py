@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 import time
+from contextlib import ExitStack
 
 from supervisor.protocol import Cancel, Submit
 from tests.gateway.stand import CHAT, Stand
@@ -121,3 +123,20 @@ async def test_a_connection_is_kept_for_the_next_request(stand: Stand) -> None:
         assert b"[DONE]" in body
     assert time.monotonic() - began < patient_s(2)
     writer.close()
+
+
+async def test_more_clients_are_served_than_a_terminal_of_macos_allows_open_files(stand: Stand) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        await stand.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2048, hard)), hard))  # the clients' ends are open here
+    with ExitStack() as open_ones:
+        open_ones.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        clients = [open_ones.enter_context(connect(stand)) for _ in range(300)]
+        for client in clients:
+            client.settimeout(patient_s(20))
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answers = [client.recv(12) for client in clients]
+    assert set(answers) == {b"HTTP/1.1 200"}
