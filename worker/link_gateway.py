@@ -129,6 +129,7 @@ class GatewayLink:
             return  # the dead gateway's last words
         if self._epoch and epoch != self._epoch:
             self._requests.drop(self)
+        _log.debug("joined the gateway's life %s", epoch)
         self._epoch, self._lost = epoch, False
         self._stop_asking()
         self._on_welcome()

@@ -131,12 +131,13 @@ def test_a_setting_can_only_lower_the_context(model: Path, settings: dict[str, o
 
 
 LIMITS = """
-import resource, sys
+import resource, sys, time
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), 3500))
 from tests.stands.sink import ForcedText, RunningEngine
 with RunningEngine(Path(sys.argv[1]), text=ForcedText()) as e:
     print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+time.sleep(0.5)  # until the engine's thread has lain down for good
 """
 
 

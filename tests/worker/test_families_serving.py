@@ -100,7 +100,7 @@ def test_a_model_that_cannot_batch_says_so(models: dict[str, Path]) -> None:
 
 
 EARLIER_PROCESS = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from tests.worker.test_families_serving import prompt, running
 out = {}
@@ -108,6 +108,7 @@ for family, model in json.loads(sys.argv[1]).items():
     with running(Path(model), Path(sys.argv[2])) as e:
         out[family] = e.ask("a", prompt(150), 40).ids
 print(json.dumps(out), flush=True)
+os._exit(0)  # as a worker ends: MLX may abort a process in which the engine's thread is swept away by the interpreter's end
 """
 
 

@@ -46,12 +46,13 @@ def story(model: Path, tokens: int) -> list[int]:
 
 
 EARLIER_PROCESS = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from tests.worker.test_gemma import TOKENS, running
 with running(Path(sys.argv[1]), Path(sys.argv[2])) as e:
     answer = e.ask("a", json.load(sys.stdin), TOKENS)
     print(json.dumps([answer.ids, answer.timings.first_token_s]), flush=True)
+os._exit(0)  # as a worker ends: MLX may abort a process in which the engine's thread is swept away by the interpreter's end
 """
 
 
