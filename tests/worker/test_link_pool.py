@@ -10,25 +10,14 @@ from typing import cast
 
 import pytest
 
-from supervisor.protocol import Message, Prompt, Rows, Submit
+from supervisor.protocol import Prompt, Rows, Submit
+from tests.stands.listener import Listener
 from tests.stands.models import tiny_model
 from worker import link_requests
 from worker.engine import Engine
 from worker.link_gateway import GatewayLink
 from worker.link_requests import LoadedModel, ModelRequests, Prepared
 from worker.text import Text
-
-
-class Listener:
-    """Stands in for a gateway."""
-
-    epoch = "e"
-
-    def __init__(self) -> None:
-        self.heard: list[Message] = []
-
-    def send(self, message: Message) -> None:
-        self.heard.append(message)
 
 
 async def test_a_request_that_was_cancelled_while_the_pool_was_busy_is_never_tokenized(

@@ -13,6 +13,7 @@ import pytest
 
 from supervisor.ipc import PeerStuck
 from supervisor.protocol import Message, Piece, Prompt, Row, Rows, Submit
+from tests.stands.listener import Listener
 from tests.stands.models import tiny_model
 from worker import link_requests
 from worker.engine import Engine
@@ -100,18 +101,6 @@ async def test_news_that_the_loop_fails_at_do_not_keep_rows_from_their_short_way
     await asyncio.sleep(0.01)
     await on_the_engines_thread(lambda: sink.rows([row(0)]))
     assert news.names() == [("error", "r"), ("sent", 0)]
-
-
-class Listener:
-    """Stands in for a gateway."""
-
-    epoch = "e"
-
-    def __init__(self) -> None:
-        self.heard: list[Message] = []
-
-    def send(self, message: Message) -> None:
-        self.heard.append(message)
 
 
 class Stuck(Listener):
