@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.stands.server import Server
+from tests.stands.clients import stream
+from tests.stands.server import Server, running
 
 MIB = 2**20
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -48,3 +49,21 @@ def test_an_idle_tree_uses_almost_no_cpu(small: Server) -> None:
         time.sleep(8)
         shares.append((cpu_s() - before) / (time.monotonic() - begun))
     assert shares[-1] < 0.01, shares
+
+
+@linux_only
+def test_a_workers_main_thread_sleeps_through_an_answer(tiny: Path) -> None:
+    """The engine's thread sends the rows: woken for each, the main thread would go to sleep again as often."""
+    with running({"tiny": tiny}) as server:
+        server.chat("tiny", "hello", max_tokens=2)
+        status = Path(f"/proc/{server.pid_of('tiny')}/status")
+
+        def sleeps() -> int:
+            (line,) = (line for line in status.read_text().splitlines() if line.startswith("voluntary_ctxt_switches"))
+            return int(line.split()[1])
+
+        before = sleeps()
+        answer = stream(server, "tiny", 1200)
+        slept = sleeps() - before
+    assert answer.tokens > 600
+    assert slept < answer.tokens / 4
